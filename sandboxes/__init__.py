@@ -1,0 +1,1 @@
+"""Runs commands somewhere and returns what happened. Decides nothing, judges nothing."""

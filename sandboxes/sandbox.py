@@ -1,0 +1,119 @@
+"""The Sandbox protocol: one place where a candidate's commands run, walled off from everything else.
+
+A command that fails is an `ExecResult`; a `SandboxError` means that the sandbox itself failed, and must
+never be shown to a planner as evidence about a candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from sandboxes.results import ExecResult, Record
+
+
+class SandboxError(Exception):
+    """The sandbox failed; this says nothing about the candidate."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+
+class SandboxUnavailable(SandboxError):
+    """No sandbox can be opened on this host."""
+
+
+class ProcessFailed(Exception):
+    """A started process of a candidate ended, fell silent or broke its protocol: data, not a platform failure."""
+
+    def __init__(self, result: ExecResult, during: str) -> None:
+        super().__init__(f"{during}: {result.describe()}")
+        self.result = result
+        self.during = during
+
+
+class Mount(Record):
+    """A host path shown read-only inside the sandbox."""
+
+    host: Path
+    inside: str
+
+
+class Limits(Record):
+    """What one sandbox may use. Every limit ends the whole process tree with a typed `Ending`."""
+
+    memory_bytes: int = 4 << 30
+    """Resident memory of the process tree together."""
+    processes: int = 128
+    """Processes and threads of the tree together."""
+    open_files: int = 1024
+    file_bytes: int = 1 << 30
+    """Largest file that may be written, and the size of the private /tmp."""
+    output_bytes: int = 16 << 20
+    """stdout and stderr together; more ends the command with `output`."""
+    timeout_s: float = 120.0
+    """Default time limit of one command."""
+
+
+class SandboxSpec(Record):
+    """How to open one sandbox. There is no field for network access: there is none."""
+
+    tree: Path
+    """Host directory shown read-write as /tree, the working directory of every command."""
+    scratch: Path
+    """Host directory shown read-write as /scratch: sockets and artefacts. Keep its path short (Unix sockets)."""
+    mounts: tuple[Mount, ...] = ()
+    env: dict[str, str] = {}
+    """The whole environment beside PATH, HOME and LANG: nothing is inherited."""
+    limits: Limits = Limits()
+    cpus: tuple[int, ...] = ()
+    """CPUs the tree is pinned to; empty means all."""
+
+
+class Process(Protocol):
+    """A started process in a sandbox with its standard input and output as pipes."""
+
+    def write_line(self, line: bytes) -> None:
+        """Send one line (newline added). Raises ProcessFailed if the process is gone."""
+
+    def read_line(self, timeout_s: float) -> bytes:
+        """Receive one line without its newline. Raises ProcessFailed when none comes in time or it ended."""
+
+    def pids(self) -> list[int]:
+        """Host pids of the process tree, the sandbox's own helper processes included."""
+
+    def ended(self) -> ExecResult | None:
+        """The result if the process has ended, else None."""
+
+    def stop(self) -> ExecResult:
+        """End the whole tree now and return what happened. Safe to call twice."""
+
+
+class Sandbox(Protocol):
+    """Runs commands of one candidate: no network, a read-only system, an empty environment and hard limits."""
+
+    spec: SandboxSpec
+
+    def exec(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+    ) -> ExecResult:
+        """Run a command to its end or its limit. Raises SandboxError only when the sandbox itself fails."""
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+        """Start a long-lived process (a slice worker, a server). Raises SandboxError as `exec` does."""
+
+    def read_file(self, path: str, limit_bytes: int = 1 << 24) -> bytes:
+        """Read a regular file of /tree or /scratch by its inside path; links are never followed outside.
+        Raises FileNotFoundError if it is absent, not regular or larger than the limit."""
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Write a file below /tree or /scratch by its inside path, making directories as needed."""
+
+    def close(self) -> None:
+        """End everything that still runs and release the sandbox. Safe to call twice."""
