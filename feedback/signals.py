@@ -1,0 +1,150 @@
+"""The Signal: a derived, located statement with effect, interval, evidence, causes and next experiments.
+
+OpenTelemetry calls traces, metrics and logs "signals"; here the word means the derived statement. A signal
+without a location, or one that says better or worse without an interval, is refused at construction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from feedback.observations import Scalar
+from sandboxes.results import Record
+
+Finding = Literal["better", "worse", "same", "inconclusive", "violates", "holds", "observed", "abstained"]
+Level = Literal["error", "warning", "note"]
+Quality = Literal["ok", "underpowered", "contended", "uncalibrated"]
+Direction = Literal["maximize", "minimize"]
+
+
+class CodeLocation(Record):
+    """A place in the target's source."""
+
+    kind: Literal["code"] = "code"
+    file: str
+    line: int | None = None
+    symbol: str | None = None
+
+
+class ParamLocation(Record):
+    """A launch parameter and what it was changed from and to."""
+
+    kind: Literal["param"] = "param"
+    name: str
+    value: Scalar | None = None
+    was: Scalar | None = None
+
+
+class InputLocation(Record):
+    """An input condition: shape, seed, workload."""
+
+    kind: Literal["input"] = "input"
+    condition: dict[str, Scalar]
+
+
+class ProcessLocation(Record):
+    """A process of the run, by arm and role."""
+
+    kind: Literal["process"] = "process"
+    arm: str
+    role: str
+
+
+class HostLocation(Record):
+    """The machine that the run happened on, or some of its CPUs."""
+
+    kind: Literal["host"] = "host"
+    cpus: tuple[int, ...] = ()
+
+
+Location = Annotated[
+    CodeLocation | ParamLocation | InputLocation | ProcessLocation | HostLocation, Field(discriminator="kind")
+]
+
+
+class Effect(Record):
+    """Candidate against baseline on one metric, as a ratio with an interval over fresh pairs."""
+
+    metric: str
+    direction: Direction
+    baseline: float
+    """Median of the baseline arm's values, in the metric's unit."""
+    measured: float
+    """Median of the candidate arm's values."""
+    ratio: float
+    """candidate / baseline, from the mean over pairs of the pair medians of block log-ratios."""
+    ratio_lo: float
+    ratio_hi: float
+    confidence: float
+    method: str
+    n_units: int
+    n_observations: int
+    floor: float
+    """Noise floor of this probe on this host, as a fraction; `floor_known` says whether it was measured."""
+    floor_known: bool
+    quality: Quality = "ok"
+
+    @property
+    def improvement(self) -> float:
+        """Relative gain in the wanted direction; negative is a loss. Throughput +0.20, or time saved 0.20."""
+        return self.ratio - 1 if self.direction == "maximize" else 1 - self.ratio
+
+    @property
+    def improvement_interval(self) -> tuple[float, float]:
+        """The interval of `improvement`, low end first."""
+        if self.direction == "maximize":
+            return self.ratio_lo - 1, self.ratio_hi - 1
+        return 1 - self.ratio_hi, 1 - self.ratio_lo
+
+
+class Evidence(Record):
+    """Where the numbers behind a signal lie."""
+
+    artefact: str
+    detail: str = ""
+
+
+class Cause(Record):
+    """A possible cause, with how much it would explain and what would refute it. Only rules make causes."""
+
+    text: str
+    support: Literal["weak", "moderate", "strong"] = "moderate"
+    refutable_by: str = ""
+
+
+class Signal(Record):
+    """One located statement that steers the next step."""
+
+    rule_id: str
+    """family.rule, for example `performance.bench_delta`."""
+    level: Level
+    finding: Finding
+    message: str = Field(max_length=400)
+    locations: tuple[Location, ...] = Field(min_length=1)
+    effect: Effect | None = None
+    reason: str = ""
+    """Why, when inconclusive or abstained."""
+    causes: tuple[Cause, ...] = ()
+    next: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    role: Literal["objective", "guardrail", "gate", "information"] = "information"
+    """What the verdict uses it for."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Signal:
+        if self.finding in ("better", "worse") and self.effect is None:
+            raise ValueError(f"{self.rule_id}: `{self.finding}` needs an effect with an interval")
+        if self.finding in ("inconclusive", "abstained") and not self.reason:
+            raise ValueError(f"{self.rule_id}: `{self.finding}` needs a reason")
+        return self
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity across runs: the rule and its places, without values."""
+        places = [location.model_dump(exclude={"value", "was"}) for location in self.locations]
+        text = json.dumps([self.rule_id, places], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]

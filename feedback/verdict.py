@@ -1,0 +1,57 @@
+"""Signals, objective and guardrails to a verdict. No model judges here, and no number is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from feedback.signals import Signal
+from sandboxes.results import Record
+
+
+class VerdictKind(StrEnum):
+    """What came of a change."""
+
+    ACCEPT = "accept"
+    REJECT = "reject"
+    INCONCLUSIVE = "inconclusive"
+    INVALID = "invalid"
+
+
+class Verdict(Record):
+    """The verdict and its reasons, most important first."""
+
+    kind: VerdictKind
+    reasons: tuple[str, ...]
+
+
+def judge(signals: Sequence[Signal]) -> Verdict:
+    """The verdict over the signals of one measurement.
+
+    Order: a measurement that can't be trusted is invalid; a broken gate or guardrail rejects; an undecided
+    guardrail or objective is inconclusive; only a clear gain with every guardrail held is accepted.
+    """
+    gates = [s for s in signals if s.role == "gate"]
+    guardrails = [s for s in signals if s.role == "guardrail"]
+    objectives = [s for s in signals if s.role == "objective"]
+    invalid = [s.message for s in signals if s.rule_id.startswith("integrity.") and s.finding == "violates"]
+    if invalid:
+        return Verdict(kind=VerdictKind.INVALID, reasons=tuple(invalid))
+    broken = [s.message for s in (*gates, *guardrails) if s.finding in ("violates", "worse")]
+    if broken:
+        return Verdict(kind=VerdictKind.REJECT, reasons=tuple(broken))
+    if not objectives:
+        undecided = [s.reason or s.message for s in gates if s.finding in ("inconclusive", "abstained")]
+        return Verdict(
+            kind=VerdictKind.INCONCLUSIVE, reasons=tuple(undecided) or ("the objective was not measured",)
+        )
+    objective = objectives[0]
+    if objective.finding in ("worse", "same"):
+        return Verdict(kind=VerdictKind.REJECT, reasons=(objective.message,))
+    undecided = [
+        s.message for s in (*objectives, *guardrails, *gates) if s.finding in ("inconclusive", "abstained")
+    ]
+    if undecided:
+        return Verdict(kind=VerdictKind.INCONCLUSIVE, reasons=tuple(undecided))
+    held = [s.message for s in guardrails]
+    return Verdict(kind=VerdictKind.ACCEPT, reasons=(objective.message, *held))

@@ -1,0 +1,237 @@
+"""What a campaign is made of. Frozen models; a change of state is a new record.
+
+States of an experiment follow Optuna: waiting, running, complete, pruned, failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from feedback.observations import Measurement, Scalar
+from feedback.signals import Direction, Effect, Signal
+from feedback.verdict import Verdict
+from sandboxes.results import Artefact, Record
+
+
+def now() -> datetime:
+    """The current time in UTC."""
+    return datetime.now(UTC)
+
+
+class Prediction(Record):
+    """The effect a hypothesis predicts, as a relative change."""
+
+    metric: str
+    direction: Literal["up", "down"]
+    low: float = 0.0
+    """Smallest relative change that would confirm it; 0.1 means 10 %."""
+    high: float | None = None
+
+
+class Hypothesis(Record):
+    """A claim with its mechanism, place, question and predicted effect."""
+
+    claim: str = Field(min_length=1, max_length=2000)
+    mechanism: str = ""
+    location: str = ""
+    """Where it acts: file:symbol, or the knob's name."""
+    question: str = ""
+    lever_family: str = "launch parameters"
+    predicted: Prediction | None = None
+    falsifier: str = ""
+
+
+class Change(Record):
+    """A code patch (unified diff against the parent), knob values, or both. A knob set to None is removed from
+    the launch file, which leaves it to the engine's default."""
+
+    patch: str = ""
+    knobs: dict[str, Scalar | None] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the change as proposed."""
+        text = json.dumps([self.patch.strip(), sorted(self.knobs.items())], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Proposal(Record):
+    """A hypothesis, the change that tests it and the probe that answers its question."""
+
+    hypothesis: Hypothesis
+    change: Change
+    probe: str = ""
+    """Name of the probe that answers the question; empty means the objective's probe."""
+
+
+class State(StrEnum):
+    """State of an experiment."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    """Ended early: a cheaper probe had already answered."""
+    FAILED = "failed"
+    """The platform failed; says nothing about the change."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the experiment has its outcome and is never run again."""
+        return self in (State.COMPLETE, State.PRUNED)
+
+
+Role = Literal["baseline", "change", "final", "control"]
+
+
+class Experiment(Record):
+    """One change measured against its parent, or one of the campaign's own measurements: the baseline against
+    itself, the final result against the original, the final result against a control arm."""
+
+    id: str
+    campaign_id: str
+    number: int
+    """Order inside the campaign, from 0 (the baseline)."""
+    role: Role
+    state: State
+    proposal: Proposal
+    parent_commit: str
+    """Commit of the campaign's own repository that the change applies to."""
+    commit: str | None = None
+    """Commit with the change applied; None while it does not apply."""
+    patch: str = ""
+    """Unified diff parent..commit, as git says."""
+    alpha: float = 0.05
+    """Share of the campaign's error budget that this experiment may spend."""
+    verdict: Verdict | None = None
+    signals: tuple[Signal, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    """Confirmed effects if it was confirmed, else those of the screening."""
+    confirmed: bool = False
+    run_directory: str = ""
+    created_at: datetime = Field(default_factory=now)
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    sandbox_s: float = 0.0
+    """Wall time spent in sandboxed work."""
+    model_s: float = 0.0
+    """Wall time spent waiting for the planner's model before this experiment."""
+
+
+class Outcome(Record):
+    """What conducting an experiment yields, before it is stored."""
+
+    state: State
+    commit: str | None
+    patch: str
+    verdict: Verdict
+    signals: tuple[Signal, ...]
+    effects: tuple[Effect, ...]
+    confirmed: bool
+    run_directory: str
+    artefacts: tuple[Artefact, ...] = ()
+    samples: tuple[Measurement, ...] = ()
+    sandbox_s: float = 0.0
+
+
+class Budget(Record):
+    """Hard limits of a campaign."""
+
+    experiments: int = Field(default=20, ge=1, le=10_000)
+    minutes: float | None = Field(default=None, gt=0)
+
+
+class CampaignSpec(Record):
+    """What a user asks for."""
+
+    target: str
+    """Path of the target as given, or the name of a shipped target."""
+    planner: str = "search"
+    """llm, search or script:FILE."""
+    budget: Budget = Budget()
+    seed: int = 0
+    error_budget: float = Field(default=0.05, gt=0, lt=1)
+    """Probability of any false accept over the whole campaign."""
+
+    @field_validator("planner")
+    @classmethod
+    def _known(cls, planner: str) -> str:
+        if planner not in ("llm", "search") and not planner.startswith("script:"):
+            raise ValueError(f"unknown planner {planner!r}; use llm, search or script:FILE")
+        return planner
+
+
+class CampaignState(StrEnum):
+    """State of a campaign."""
+
+    RUNNING = "running"
+    COMPLETE = "complete"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Campaign(Record):
+    """One optimization effort on a target at a commit."""
+
+    id: str
+    spec: CampaignSpec
+    target_name: str
+    target_toml: str
+    """The text of target.toml as validated at the start; a resume uses this one."""
+    source_commit: str
+    """Commit of the user's repository, or the content hash where there is none."""
+    base_commit: str
+    """First commit of the campaign's own, history-free repository."""
+    host_fingerprint: str
+    state: CampaignState = CampaignState.RUNNING
+    stop_reason: str = ""
+    created_at: datetime = Field(default_factory=now)
+    finished_at: datetime | None = None
+    elapsed_s: float = 0.0
+    """Wall time spent over all its runs, resumes included."""
+
+
+class ModelCall(Record):
+    """One request to a model and its answer, journalled before the answer is acted on."""
+
+    campaign_id: str
+    request_hash: str
+    """SHA-256 of the full request."""
+    model: str
+    request: str
+    """The request as JSON."""
+    response: str
+    """The response as JSON."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    duration_s: float = 0.0
+    created_at: datetime = Field(default_factory=now)
+
+
+class NoiseUnits(Record):
+    """A/A units of one probe and metric on one host: what no change looks like there."""
+
+    host_fingerprint: str
+    target_name: str
+    probe: str
+    metric: str
+    direction: Direction
+    units: tuple[float, ...]
+    """Pair medians of block log-ratios, baseline against itself."""
+    measured_at: datetime = Field(default_factory=now)
+
+
+class Event(Record):
+    """One line of a campaign's log."""
+
+    id: int = 0
+    campaign_id: str
+    type: str
+    data: dict[str, object] = {}
+    created_at: datetime = Field(default_factory=now)
