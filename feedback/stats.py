@@ -1,0 +1,193 @@
+"""How a difference is told from noise. The one home of the project's statistics.
+
+The statistical unit is a fresh process pair: baseline and candidate live side by side and are asked for slices
+in blocks A B B A (or B A A B). A block's value is mean ln(candidate) - mean ln(baseline); a unit is the median
+over the pair's blocks; the interval is Student's t over units. Complete blocks cancel position effects, fresh
+pairs make the units independent, and looks at a few fixed numbers of pairs share one error budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from statistics import fmean, median, stdev
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import t as student_t
+
+from feedback.observations import Measurement
+from feedback.signals import Direction
+
+BLOCK = 4
+"""Slices in a complete block: two of each arm."""
+
+
+class Units(NamedTuple):
+    """Paired units of one metric."""
+
+    values: tuple[float, ...]
+    """ln(candidate / baseline) of each undisturbed pair, in order."""
+    baseline: float
+    """Median of the baseline arm's values."""
+    candidate: float
+    n_observations: int
+
+
+class Interval(NamedTuple):
+    """A Student-t interval for the mean of log-ratios."""
+
+    mean: float
+    lo: float
+    hi: float
+    confidence: float
+    """Two-sided: each end holds with (1 + confidence) / 2."""
+
+
+class Finding(StrEnum):
+    """What a look at the data says about the gain."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "same"
+    UNDECIDED = "inconclusive"
+
+
+class Rule(NamedTuple):
+    """When a gain counts."""
+
+    direction: Direction
+    looks: tuple[int, ...]
+    """Numbers of pairs at which the data are looked at; the last one ends the measurement."""
+    alpha: float
+    """Probability, over all looks together, of calling a change that does nothing better."""
+    floor: float
+    """Noise floor as a fraction: a gain must clear it with its whole interval."""
+    min_effect: float
+    """Smallest gain worth having, as a fraction."""
+
+
+class NoiseFloor(NamedTuple):
+    """What a baseline looks like against itself."""
+
+    value: float
+    """95th percentile of |mean of 10 units|, as a fraction."""
+    sd: float
+    """Standard deviation of one unit (log-ratio)."""
+    bias: float
+    bias_lo: float
+    bias_hi: float
+    n_units: int
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether no bias between identical arms was found; if there is one, nothing may be accepted."""
+        return self.bias_lo <= 0.0 <= self.bias_hi
+
+
+MIN_FLOOR_UNITS = 30
+"""Fewer A/A units than this say whether the machine is quiet, but make no floor."""
+
+
+def paired_units(measurements: Iterable[Measurement], metric: str, stage: str = "screen") -> Units:
+    """Units of `metric` over the undisturbed, complete pairs of a stage.
+
+    Raises ValueError if a value is not finite and positive: a time of zero or a NaN is never a gain.
+    """
+    blocks: dict[int, dict[int, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
+    arms: dict[str, list[float]] = {"baseline": [], "candidate": []}
+    for m in measurements:
+        if m.metric != metric or m.stage != stage or m.disturbed:
+            continue
+        if not (math.isfinite(m.value) and m.value > 0):
+            raise ValueError(f"{metric} is {m.value} in the {m.arm} arm (pair {m.pair}, block {m.block})")
+        blocks[m.pair][m.block].setdefault(m.arm, []).append(m.value)
+        arms[m.arm].append(m.value)
+    values = []
+    for pair in sorted(blocks):
+        complete = [b for b in blocks[pair].values() if all(len(b.get(arm, ())) == BLOCK // 2 for arm in arms)]
+        if complete:
+            values.append(median(_log_mean(b["candidate"]) - _log_mean(b["baseline"]) for b in complete))
+    return Units(
+        tuple(values),
+        median(arms["baseline"]) if arms["baseline"] else math.nan,
+        median(arms["candidate"]) if arms["candidate"] else math.nan,
+        len(arms["baseline"]) + len(arms["candidate"]),
+    )
+
+
+def _log_mean(values: Sequence[float]) -> float:
+    return fmean(math.log(v) for v in values)
+
+
+def interval(units: Sequence[float], tail: float) -> Interval:
+    """Student-t interval whose ends each fail with probability `tail`. Needs at least two units."""
+    n = len(units)
+    if n < 2:
+        raise ValueError("an interval needs at least two units")
+    mean = fmean(units)
+    half = float(student_t.ppf(1 - tail, n - 1)) * stdev(units) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, 1 - 2 * tail)
+
+
+def gains(units: Sequence[float], direction: Direction) -> list[float]:
+    """Log-ratios turned so that positive is better."""
+    return list(units) if direction == "maximize" else [-u for u in units]
+
+
+def tail_of(rule: Rule) -> float:
+    """Error probability of one end of the interval at each look: the budget split evenly over the looks."""
+    return rule.alpha / len(rule.looks)
+
+
+def look(units: Sequence[float], rule: Rule) -> Finding:
+    """What the units so far say.
+
+    `better`: the whole interval clears the noise floor and the estimate is worth having. `worse`: the whole
+    interval lies below zero. `same`: the interval excludes any gain worth having. Else undecided.
+    """
+    if len(units) < 2:
+        return Finding.UNDECIDED
+    gain = interval(gains(units, rule.direction), tail_of(rule))
+    if gain.lo > math.log1p(rule.floor) and gain.mean >= math.log1p(rule.min_effect):
+        return Finding.BETTER
+    if gain.hi < 0:
+        return Finding.WORSE
+    if gain.hi < math.log1p(max(rule.min_effect, rule.floor)):
+        return Finding.SAME
+    return Finding.UNDECIDED
+
+
+def non_inferior(units: Sequence[float], rule: Rule, max_regression: float) -> Finding:
+    """Whether a guardrail metric got worse by more than `max_regression` (a fraction): SAME if it surely did
+    not, WORSE if it surely got worse and the estimate is beyond the margin, else undecided."""
+    if len(units) < 2:
+        return Finding.UNDECIDED
+    gain = interval(gains(units, rule.direction), tail_of(rule))
+    margin = -math.log1p(max_regression)
+    if gain.lo > margin:
+        return Finding.SAME
+    if gain.mean < margin and gain.hi < 0:
+        return Finding.WORSE
+    return Finding.UNDECIDED
+
+
+def noise_floor(units: Sequence[float], seed: int = 0) -> NoiseFloor:
+    """The floor from A/A units: 95th percentile of |mean of 10 units|, by resampling. Needs at least
+    `MIN_FLOOR_UNITS` units (ValueError)."""
+    if len(units) < MIN_FLOOR_UNITS:
+        raise ValueError(f"a noise floor needs {MIN_FLOOR_UNITS} units, got {len(units)}")
+    values = np.asarray(units, dtype=np.float64)
+    draws = np.random.default_rng(seed).choice(values - values.mean(), size=(4000, 10))
+    floor = float(np.quantile(np.abs(draws.mean(axis=1)), 0.95))
+    bias = interval(units, 0.005)
+    return NoiseFloor(math.expm1(floor), stdev(units), bias.mean, bias.lo, bias.hi, len(units))
+
+
+def minimum_detectable_effect(sd: float, rule: Rule, power: float = 0.9) -> float:
+    """Smallest true gain, as a fraction, that `rule` calls better with probability `power` at its last look."""
+    n = rule.looks[-1]
+    quantile = float(student_t.ppf(1 - tail_of(rule), n - 1)) + float(student_t.ppf(power, n - 1))
+    return math.expm1(math.log1p(rule.floor) + quantile * sd / math.sqrt(n))

@@ -1,0 +1,192 @@
+"""Order, time limits and interleaving: measures two arms side by side in blocks A B B A, pair by fresh pair.
+
+Knows nothing of statistics or verdicts: it is told when the answer is clear by a callback that is asked after
+fixed numbers of pairs, and writes every slice it made, disturbed ones included.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+from sandboxes.contention import Contention, Limit, between, sample
+from sandboxes.results import ArmName, ExecResult, Record
+from sandboxes.sandbox import ProcessFailed
+
+ORDERS: tuple[tuple[ArmName, ...], ...] = (
+    ("baseline", "candidate", "candidate", "baseline"),
+    ("candidate", "baseline", "baseline", "candidate"),
+)
+
+
+class Arm(Protocol):
+    """One side of a comparison: a live process or server that does slices on request."""
+
+    name: ArmName
+
+    def slice(self, number: int, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Do one slice; the record holds at least `duration_s`. Raises ProcessFailed."""
+
+    def pids(self) -> list[int]:
+        """Host pids of the arm's process tree."""
+
+    def close(self) -> ExecResult:
+        """End the arm."""
+
+
+class ArmFailed(Exception):
+    """One arm of a comparison failed; whether that is data depends on which."""
+
+    def __init__(self, arm: ArmName, failure: ProcessFailed) -> None:
+        super().__init__(f"{arm}: {failure}")
+        self.arm = arm
+        self.failure = failure
+
+
+class Schedule(Record):
+    """How a comparison is measured."""
+
+    looks: tuple[int, ...] = (5, 10, 20)
+    """Numbers of undisturbed pairs after which the caller is asked whether the answer is clear."""
+    blocks: int = 7
+    """Complete A B B A blocks inside a pair."""
+    warmup_slices: int = 2
+    """Slices of each arm at the start of a pair that are not recorded."""
+    max_repeats: int = 5
+    """Disturbed pairs that are measured again before contention is accepted as this host's condition."""
+    budget_s: float = 600.0
+    """No pair is begun after this much wall time."""
+    cpus: tuple[int, ...] = ()
+    """CPUs that both arms are pinned to; contention is sampled there."""
+    limit: Limit = Limit()
+
+
+class PairResult(Record):
+    """How one pair went."""
+
+    pair: int
+    disturbed: bool
+    kept: bool
+    """False when the pair was disturbed and is repeated."""
+    contention: Contention
+    first_arm: ArmName
+    duration_s: float
+
+
+OpenArm = Callable[[ArmName, int], Arm]
+"""Open a fresh arm for a pair number. Raises ProcessFailed if it does not come up."""
+
+
+def measure_pairs(
+    open_arm: OpenArm,
+    schedule: Schedule,
+    params: Mapping[str, Any],
+    rng: random.Random,
+    write: Callable[[dict[str, Any]], None],
+    clear: Callable[[], bool],
+) -> list[PairResult]:
+    """Measure fresh pairs until `clear()` says so at a look, the looks are used up or the time is.
+
+    Every slice goes to `write` as {"type": "slice", arm, pair, block, position, seed, disturbed, record}, each
+    pair as {"type": "pair", ...}. Raises ArmFailed.
+    """
+    started = time.monotonic()
+    results: list[PairResult] = []
+    repeats = 0
+    for attempt in range(schedule.looks[-1] + schedule.max_repeats):
+        n_kept = sum(r.kept for r in results)
+        if n_kept >= schedule.looks[-1] or time.monotonic() - started > schedule.budget_s:
+            break
+        slices, contention, first = _measure_pair(open_arm, schedule, params, rng, attempt)
+        disturbed = schedule.limit.disturbed(contention)
+        repeat = disturbed and repeats < schedule.max_repeats
+        repeats += repeat
+        for line in slices:
+            write({**line, "type": "slice", "disturbed": repeat})
+        duration_s = sum(line["record"]["duration_s"] for line in slices)
+        result = PairResult(
+            pair=attempt, disturbed=disturbed, kept=not repeat,
+            contention=contention, first_arm=first, duration_s=duration_s,
+        )  # fmt: skip
+        write({"type": "pair", **result.model_dump()})
+        results.append(result)
+        if result.kept and n_kept + 1 in schedule.looks and clear():
+            break
+    return results
+
+
+def _measure_pair(
+    open_arm: OpenArm, schedule: Schedule, params: Mapping[str, Any], rng: random.Random, pair: int
+) -> tuple[list[dict[str, Any]], Contention, ArmName]:
+    """One fresh pair: start both arms in random order, warm both up, then the blocks."""
+    names: list[ArmName] = ["baseline", "candidate"]
+    rng.shuffle(names)
+    with ExitStack() as stack:
+        arms: dict[ArmName, Arm] = {}
+        for name in names:
+            with _failing(name):
+                arms[name] = open_arm(name, pair)
+            stack.callback(arms[name].close)
+        for number in range(schedule.warmup_slices):
+            seed = rng.getrandbits(31)
+            for name in names:
+                with _failing(name):
+                    arms[name].slice(number, seed, params)
+        with away_from(schedule.cpus):
+            pids = [pid for arm in arms.values() for pid in arm.pids()]
+            before = sample(schedule.cpus, pids)
+            slices = [line for block in range(schedule.blocks) for line in _block(arms, block, pair, params, rng)]
+            after = sample(schedule.cpus, pids)
+    n_cpus = len(schedule.cpus) or os.cpu_count() or 1
+    return slices, between(before, after, n_cpus), names[0]
+
+
+def _block(
+    arms: Mapping[ArmName, Arm], block: int, pair: int, params: Mapping[str, Any], rng: random.Random
+) -> Iterator[dict[str, Any]]:
+    """One complete block. All four slices share a seed, so that both arms do the same work."""
+    seed = rng.getrandbits(31)
+    for position, name in enumerate(rng.choice(ORDERS)):
+        with _failing(name):
+            record = arms[name].slice(1000 + 4 * block + position, seed, params)
+        yield {
+            "arm": name, "pair": pair, "block": block, "position": position, "seed": seed, "record": record,
+        }  # fmt: skip
+
+
+@contextmanager
+def _failing(arm: ArmName) -> Iterator[None]:
+    try:
+        yield
+    except ProcessFailed as failure:
+        raise ArmFailed(arm, failure) from failure
+
+
+@contextmanager
+def away_from(cpus: tuple[int, ...]) -> Iterator[None]:
+    """Keep the supervisor off the measured CPUs where there are others, so that it does not disturb them."""
+    allowed = os.sched_getaffinity(0)
+    others = allowed - set(cpus)
+    if not cpus or not others:
+        yield
+        return
+    os.sched_setaffinity(0, others)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def calibrate_repeat(arm: Arm, params: Mapping[str, Any], target_s: float, limit: int = 1 << 20) -> int:
+    """How many repeats of the baseline's work make a slice of about `target_s` seconds. Raises ProcessFailed."""
+    repeat = 1
+    while True:
+        times = [arm.slice(n, 7, {**params, "repeat": repeat})["duration_s"] for n in range(3)]
+        fastest = min(times)
+        if fastest >= target_s / 2 or repeat >= limit:
+            return max(1, min(limit, round(repeat * target_s / max(fastest, 1e-7))))
+        repeat = min(limit, max(repeat * 2, int(repeat * target_s / max(fastest, 1e-7) / 2)))
