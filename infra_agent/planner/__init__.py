@@ -1,0 +1,56 @@
+"""The planner protocol: given what is known, what to do next. Kinds are sibling files; `build_planner` picks one.
+
+A planner proposes; it never measures and never judges.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from feedback.observations import Scalar
+from infra_agent.domain import Proposal
+from infra_agent.journal import Journal
+from infra_agent.target import TargetSpec
+from sandboxes.results import Record
+
+
+class Context(Record):
+    """All that a planner is shown for its next action."""
+
+    spec: TargetSpec
+    journal: Journal
+    parent_commit: str
+    """The commit that the next change applies to."""
+    parent_tree: Path
+    """A checkout of that commit, to be read only."""
+    knobs: dict[str, Scalar | None]
+    """The parent's knob values; None where the engine's default applies."""
+    cores: int
+    """CPUs of the host that measures."""
+    digest: str
+    """Signals of the latest experiments as text, within a token budget."""
+    experiments_left: int
+    seconds_left: float | None
+
+
+class Propose(Record):
+    """Measure this change."""
+
+    proposal: Proposal
+
+
+class Stop(Record):
+    """Nothing more to try, and why."""
+
+    reason: str
+
+
+Action = Propose | Stop
+
+
+class Planner(Protocol):
+    """Chooses the next action. The same context yields the same action, so that a resume repeats nothing."""
+
+    def next_action(self, context: Context) -> Action:
+        """What to do next. Raises ModelUnavailable when a model is needed and can't be reached."""

@@ -1,0 +1,43 @@
+"""Deployment settings, read from the environment. `.env.example` lists exactly these."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Where infra-agent keeps things, which database and which model it uses."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    home: Path = Field(alias="INFRA_AGENT_HOME")
+    """Campaigns, artefacts and downloaded packages live here. Default: $XDG_DATA_HOME/infra-agent."""
+    database_url: str = Field(alias="INFRA_AGENT_DATABASE_URL")
+    """SQLAlchemy URL. Default: SQLite in the home."""
+    model: str = Field(default="", alias="INFRA_AGENT_MODEL")
+    """Model name for the LLM planner."""
+    openai_api_key: str = Field(default="", alias="OPENAI_API_KEY", repr=False)
+    """Key of the model endpoint."""
+    openai_base_url: str = Field(default="", alias="OPENAI_BASE_URL")
+    """OpenAI-compatible endpoint; empty means the `openai` package's default."""
+
+    @property
+    def has_model(self) -> bool:
+        """Whether an LLM planner can be built: a model name and a key or an endpoint of one's own."""
+        return bool(self.model and (self.openai_api_key or self.openai_base_url))
+
+
+def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """Settings from the environment. Unset and empty variables mean the defaults."""
+    env = os.environ if environment is None else environment
+    names = [field.alias for field in Settings.model_fields.values() if field.alias]
+    given = {name: env[name] for name in names if env.get(name)}
+    data_home = Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    home = Path(given.get("INFRA_AGENT_HOME", data_home / "infra-agent")).expanduser().absolute()
+    given["INFRA_AGENT_HOME"] = str(home)
+    given.setdefault("INFRA_AGENT_DATABASE_URL", f"sqlite:///{home / 'infra-agent.db'}")
+    return Settings.model_validate(given)

@@ -1,0 +1,397 @@
+"""`target.toml`: an inference stack's editable paths, knobs, probes, objective, guardrails and sandbox needs.
+
+Reads and validates; runs nothing. Every error names the file and, where it can be told, the line.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from feedback.observations import Scalar
+from feedback.signals import Direction
+from infra_agent.errors import TargetInvalid
+from sandboxes.contention import Limit
+from sandboxes.results import Record
+from sandboxes.runner import Schedule
+from sandboxes.sandbox import Limits
+
+FILE_NAME = "target.toml"
+
+
+class Condition(Record):
+    """Values of a knob that need other knobs to be set in certain ways."""
+
+    values: tuple[Scalar, ...]
+    """The values that need it."""
+    requires: dict[str, tuple[Scalar, ...]]
+    """Other knob's name -> values that it must have one of."""
+
+
+class Knob(Record):
+    """One launch parameter with its domain. Absent from the launch file means the engine's own default."""
+
+    name: str
+    description: str
+    key: str
+    """Where it stands in the launch file; dots lead into tables."""
+    choices: tuple[Scalar, ...] = ()
+    minimum: int | None = None
+    maximum: int | None = None
+    engine_default: Scalar | None = None
+    """What the engine does when the knob is absent, for people to read."""
+    suggest: tuple[Scalar, ...] = ()
+    """Values worth trying first, best guess first; `cores` stands for this machine's CPU count."""
+    conditions: tuple[Condition, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_a_domain(self) -> Knob:
+        if bool(self.choices) == (self.minimum is not None or self.maximum is not None):
+            raise ValueError(f"knob {self.name}: give either `choices` or `minimum` and `maximum`")
+        if not self.choices and (self.minimum is None or self.maximum is None or self.minimum > self.maximum):
+            raise ValueError(f"knob {self.name}: `minimum` and `maximum` must both be given, in order")
+        return self
+
+    def refusal(self, value: Scalar | None, others: dict[str, Scalar | None]) -> str | None:
+        """Why `value` is not allowed beside the other knobs' values, or None if it is."""
+        if value is None:
+            return None
+        if self.choices:
+            if not any(value == c and type(value) is type(c) for c in self.choices):
+                return f"{self.name} = {value!r} is not one of {', '.join(map(repr, self.choices))}"
+        elif not isinstance(value, int) or isinstance(value, bool):
+            return f"{self.name} = {value!r} is not a whole number"
+        elif self.minimum is not None and self.maximum is not None and not self.minimum <= value <= self.maximum:
+            return f"{self.name} = {value} is outside {self.minimum}..{self.maximum}"
+        for condition in self.conditions:
+            if value in condition.values:
+                for other, allowed in condition.requires.items():
+                    if others.get(other) is not None and others[other] not in allowed:
+                        return f"{self.name} = {value!r} needs {other} to be one of {allowed}"
+        return None
+
+
+class Control(Record):
+    """A configuration that every result is also held against, so that nothing is won over a straw man."""
+
+    name: str
+    description: str
+    knobs: dict[str, Scalar] = {}
+    """Values of the knobs that this arm sets; every other knob is left to the engine."""
+
+
+class Package(Record):
+    """A Python package that the target's processes import, installed apart from infra-agent's environment."""
+
+    name: str
+    requirement: str
+    """Exact pip requirement; installed without its dependencies into infra-agent's home."""
+    sha256: dict[str, str] = {}
+    """Relative file -> expected SHA-256, checked after the download."""
+
+
+class Objective(Record):
+    """What is to become better."""
+
+    metric: str
+    direction: Direction
+    probe: str
+    min_effect: float = Field(default=0.02, ge=0, lt=1)
+    """Smallest gain worth having, as a fraction."""
+
+
+class Guardrail(Record):
+    """A metric that must not become worse by more than a margin."""
+
+    metric: str
+    direction: Direction
+    probe: str
+    max_regression: float = Field(gt=0, lt=10)
+    """Largest loss that is tolerated, as a fraction."""
+
+
+class Server(Record):
+    """How the target's server is started and reached, over a Unix socket in /scratch."""
+
+    command: tuple[str, ...]
+    socket: str = "server.sock"
+    ready_path: str = "/health"
+    ready_timeout_s: float = 60.0
+    metrics_path: str = "/metrics"
+
+
+class _Probe(Record):
+    name: str
+    kind: Literal["build", "correctness", "parity", "microbench", "load", "trace", "events"]
+    description: str = ""
+    covers: tuple[str, ...] = ()
+    """Paths or knobs whose effect this probe can see."""
+    cost_s: float = 1.0
+    """About how long one run takes, for the order and the planner."""
+    gate: bool = False
+    """Whether a candidate that fails it is rejected."""
+
+
+class CommandProbe(_Probe):
+    """A command that must succeed in each arm, such as a build or a test suite."""
+
+    method: Literal["command"]
+    command: tuple[str, ...]
+    timeout_s: float = 120.0
+
+
+class OutputsProbe(_Probe):
+    """A worker's outputs against an oracle's, by case; the oracle runs apart from the candidate."""
+
+    method: Literal["outputs"]
+    worker: tuple[str, ...]
+    oracle: tuple[str, ...]
+    cases: tuple[dict[str, Scalar], ...]
+    tolerance: float = Field(gt=0)
+    """Largest allowed relative RMS error against the oracle."""
+    timeout_s: float = 60.0
+
+
+class SlicesProbe(_Probe):
+    """Interleaved slices of fixed work in worker processes: metric `slice_time_s`."""
+
+    method: Literal["slices"]
+    worker: tuple[str, ...]
+    params: dict[str, Scalar] = {}
+    slice_target_s: float = 0.012
+    slice_timeout_s: float = 20.0
+    looks: tuple[int, ...] = (5, 10, 20)
+    blocks: int = 7
+    pinned: bool = True
+    """Pin both arms to the same CPU."""
+    check_tolerance: float = 1e-4
+    """Largest relative difference between the arms' checksums of the same slice."""
+    default_margin: float = 0.02
+    """Noise floor that is assumed until it has been measured on this host."""
+    budget_s: float = 120.0
+
+
+class CallgrindProbe(_Probe):
+    """Instructions executed, counted by valgrind: repeatable, blind to caches and waiting."""
+
+    method: Literal["callgrind"]
+    command: tuple[str, ...]
+    toggle: str = ""
+    """Function whose instructions alone are counted."""
+    timeout_s: float = 120.0
+
+
+class LoadProbe(_Probe):
+    """Streamed chat completions against both arms' servers, bursts alternating between them."""
+
+    method: Literal["load"]
+    traffic: str
+    """File with the prompts, in the target."""
+    tokenizer: str
+    """GGUF whose vocabulary counts the tokens on our side; placeholders allowed."""
+    streams: int = 4
+    output_tokens: int = 12
+    slice_timeout_s: float = 60.0
+    ttft_slo_ms: float = 2000.0
+    tpot_slo_ms: float = 200.0
+    looks: tuple[int, ...] = (3, 5, 10)
+    blocks: int = 3
+    warmup_slices: int = 1
+    default_margin: float = 0.03
+    budget_s: float = 240.0
+
+
+class LogprobsProbe(_Probe):
+    """Teacher-forced log-probabilities of fixed texts, candidate against baseline."""
+
+    method: Literal["logprobs"]
+    texts: str
+    tokenizer: str
+    margin: float = 0.05
+    """Mean |delta log-probability| tolerated beyond the baseline's own A/A spread, in nats."""
+    timeout_s: float = 60.0
+
+
+class EventsProbe(_Probe):
+    """What the server logged and counted while another probe ran."""
+
+    method: Literal["events"]
+    during: str
+    """Name of the load probe whose servers are watched."""
+
+
+Probe = Annotated[
+    CommandProbe | OutputsProbe | SlicesProbe | CallgrindProbe | LoadProbe | LogprobsProbe | EventsProbe,
+    Field(discriminator="method"),
+]
+PairedProbe = SlicesProbe | LoadProbe
+
+
+class LaunchFile(Record):
+    """The file of the target that holds the knobs' values."""
+
+    path: str
+    format: Literal["toml"] = "toml"
+
+
+class TargetSpec(Record):
+    """The contents of target.toml."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
+    description: str
+    editable: tuple[str, ...]
+    """Paths or globs that a change may touch; everything else is protected."""
+    protected: tuple[str, ...] = ()
+    """Paths or globs that no change may touch even where `editable` would match."""
+    objective: Objective
+    guardrails: tuple[Guardrail, ...] = ()
+    launch_file: LaunchFile | None = None
+    knobs: tuple[Knob, ...] = ()
+    controls: tuple[Control, ...] = ()
+    packages: tuple[Package, ...] = ()
+    needs: tuple[str, ...] = ()
+    """Programs that must be on the PATH, such as cc and make."""
+    env: dict[str, str] = {}
+    server: Server | None = None
+    limits: Limits = Limits()
+    contention: Limit = Limit()
+    probes: tuple[Probe, ...]
+
+    @field_validator("editable", "protected")
+    @classmethod
+    def _inside(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+                raise ValueError(f"{path!r} must be relative to the target and stay inside it")
+        return paths
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TargetSpec:
+        names = [p.name for p in self.probes]
+        _unique("probe", names)
+        _unique("knob", [k.name for k in self.knobs])
+        objective = self.probe(self.objective.probe) if self.objective.probe in names else None
+        if not isinstance(objective, PairedProbe):
+            raise ValueError(f"objective: probe {self.objective.probe!r} is no probe with method slices or load")
+        for guardrail in self.guardrails:
+            if guardrail.probe != self.objective.probe:
+                raise ValueError(f"guardrail {guardrail.metric}: must be measured by {self.objective.probe!r}")
+        if self.knobs and self.launch_file is None:
+            raise ValueError("knobs need a [launch_file] that holds their values")
+        uses_server = any(isinstance(p, LoadProbe | LogprobsProbe) for p in self.probes)
+        if uses_server and self.server is None:
+            raise ValueError("probes with method load or logprobs need a [server]")
+        for control in self.controls:
+            if refusal := self.refusal(dict(control.knobs)):
+                raise ValueError(f"control {control.name}: {refusal}")
+        return self
+
+    def probe(self, name: str) -> Probe:
+        """The probe of that name. Raises KeyError."""
+        return {p.name: p for p in self.probes}[name]
+
+    def knob(self, name: str) -> Knob | None:
+        """The knob of that name, if there is one."""
+        return next((k for k in self.knobs if k.name == name), None)
+
+    def refusal(self, values: dict[str, Scalar | None]) -> str | None:
+        """Why these knob values can't be used together, or None if they can."""
+        for name, value in values.items():
+            knob = self.knob(name)
+            if knob is None:
+                known = ", ".join(k.name for k in self.knobs) or "none"
+                return f"unknown knob {name!r}; this target's knobs are: {known}"
+            if reason := knob.refusal(value, values):
+                return reason
+        return None
+
+
+def schedule(spec: TargetSpec, probe: PairedProbe, cpus: tuple[int, ...]) -> Schedule:
+    """The measuring schedule of a paired probe on these CPUs."""
+    pinned = cpus if isinstance(probe, SlicesProbe) and probe.pinned else ()
+    warmup = probe.warmup_slices if isinstance(probe, LoadProbe) else 2
+    return Schedule(
+        looks=probe.looks, blocks=probe.blocks, budget_s=probe.budget_s,
+        warmup_slices=warmup, cpus=pinned, limit=spec.contention,
+    )  # fmt: skip
+
+
+def _unique(what: str, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{what} {name!r} is defined twice")
+
+
+def parse_target(text: str, origin: str) -> TargetSpec:
+    """Validate the text of a target.toml. Raises TargetInvalid naming `origin`, the line and what is wrong."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TargetInvalid(f"{origin}: not valid TOML: {error}") from error
+    try:
+        return TargetSpec.model_validate(data)
+    except ValidationError as error:
+        problems = [_problem(text, origin, e["loc"], e["msg"]) for e in error.errors(include_url=False)[:5]]
+        raise TargetInvalid("\n".join(problems)) from error
+
+
+def _problem(text: str, origin: str, loc: tuple[int | str, ...], message: str) -> str:
+    line = line_of(text, loc)
+    where = ".".join(str(part) for part in loc) or "the file as a whole"
+    return f"{origin}{f':{line}' if line else ''}: {where}: {message.removeprefix('Value error, ')}"
+
+
+def line_of(text: str, loc: tuple[int | str, ...]) -> int | None:
+    """The line (from 1) on which the value at `loc` stands, or of the nearest table around it."""
+    best: int | None = None
+    lines = text.splitlines()
+    start = 0
+    for i, part in enumerate(loc):
+        if not isinstance(part, str):
+            continue
+        index = loc[i + 1] if i + 1 < len(loc) and isinstance(loc[i + 1], int) else 0
+        found = _find(lines, start, part, int(index))
+        if found is None:
+            continue
+        best, start = found + 1, found
+    return best
+
+
+def _find(lines: list[str], start: int, name: str, index: int) -> int | None:
+    quoted = re.escape(name)
+    table = re.compile(rf"^\s*\[\[?\s*(?:[\w.-]+\.)?{quoted}\s*\]\]?")
+    key = re.compile(rf"^\s*{quoted}\s*[=.]")
+    tables = [n for n in range(start, len(lines)) if table.match(lines[n])]
+    if tables:
+        return tables[min(index, len(tables) - 1)]
+    return next((n for n in range(start, len(lines)) if key.match(lines[n])), None)
+
+
+def load_target(directory: Path) -> tuple[TargetSpec, str]:
+    """Read and validate `directory`/target.toml; returns it with its text. Raises TargetInvalid."""
+    path = directory / FILE_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise TargetInvalid(
+            f"{path} does not exist; `infra-agent init {directory}` writes a commented one to start from"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TargetInvalid(f"{path} can't be read: {error}") from error
+    return parse_target(text, str(path)), text
+
+
+def values_at(data: dict[str, Any], spec: TargetSpec) -> dict[str, Scalar | None]:
+    """The knobs' values in a launch file's parsed contents; None where a knob is absent."""
+    found: dict[str, Scalar | None] = {}
+    for knob in spec.knobs:
+        place: Any = data
+        for part in knob.key.split("."):
+            place = place.get(part) if isinstance(place, dict) else None
+        found[knob.name] = place if isinstance(place, str | int | float | bool) else None
+    return found
