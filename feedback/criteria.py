@@ -1,0 +1,39 @@
+"""What an experiment is judged by: the objective, the guardrails, the error budget and the noise floor."""
+
+from __future__ import annotations
+
+from feedback.signals import Direction, Location
+from feedback.stats import Rule
+from sandboxes.results import Record
+
+
+class MetricCriterion(Record):
+    """One metric and what is asked of it."""
+
+    metric: str
+    direction: Direction
+    probe: str
+    min_effect: float = 0.0
+    """For an objective: the smallest gain worth having, as a fraction."""
+    max_regression: float = 0.0
+    """For a guardrail: the largest loss that is tolerated, as a fraction."""
+
+
+class Criteria(Record):
+    """Everything `derive` needs to know beside the observations."""
+
+    objective: MetricCriterion
+    guardrails: tuple[MetricCriterion, ...] = ()
+    gates: tuple[str, ...] = ()
+    """Names of the probes that a candidate must pass."""
+    alpha: float = 0.05
+    looks: tuple[int, ...] = (5, 10, 20)
+    floor: float = 0.02
+    floor_known: bool = False
+    changed: tuple[Location, ...]
+    """Where the change acts: its knobs and files."""
+    stage: str = "screen"
+
+    def rule(self, criterion: MetricCriterion) -> Rule:
+        """The acceptance rule for one metric."""
+        return Rule(criterion.direction, self.looks, self.alpha, self.floor, criterion.min_effect)

@@ -1,0 +1,92 @@
+"""Measurement files of slice workers: JSON lines of type `slice` and `pair`, as sandboxes.runner writes them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from feedback.observations import Measurement, Observation, ParityPoint, RuntimeEvent
+from feedback.readers import Unreadable
+
+
+def lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Numbered JSON objects of a JSON-lines file. Raises Unreadable with the line."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, text in enumerate(file, 1):
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise Unreadable(path, number, f"not JSON: {error}") from error
+            if not isinstance(line, dict):
+                raise Unreadable(path, number, "not a JSON object")
+            yield number, line
+
+
+def read(path: Path, probe: str, stage: str, check_tolerance: float = 1e-4) -> list[Observation]:
+    """Slice times in seconds, agreement of the arms' checksums, and disturbed pairs. Raises Unreadable."""
+    found: list[Observation] = []
+    checks: dict[tuple[int, int], dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for number, line in lines(path):
+        try:
+            if line.get("type") == "slice":
+                found.append(_measurement(line, probe, stage))
+                checks[line["pair"], line["block"]][line["arm"]].append(line["record"].get("check"))
+            elif line.get("type") == "pair":
+                found += pair_events(line, probe, stage)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unreadable(path, number, f"not a measurement: {error}") from error
+    return found + _agreement(checks, probe, stage, check_tolerance)
+
+
+def _measurement(line: dict[str, Any], probe: str, stage: str) -> Measurement:
+    return Measurement(
+        probe=probe, metric="slice_time_s", value=line["record"]["duration_s"], arm=line["arm"], stage=stage,
+        pair=line["pair"], block=line["block"], position=line["position"], disturbed=line["disturbed"],
+    )  # fmt: skip
+
+
+def pair_events(line: dict[str, Any], probe: str, stage: str) -> list[RuntimeEvent]:
+    """A disturbed pair as an event, whether it was repeated or kept."""
+    if not line["disturbed"]:
+        return [RuntimeEvent(probe=probe, source="contention", name="quiet_pair", stage=stage)]
+    shares = line["contention"]
+    name = "disturbed_pair_kept" if line["kept"] else "disturbed_pair_repeated"
+    message = f"foreign CPU {shares['foreign_cpu_share']:.0%}, steal {shares['steal_share']:.0%}"
+    return [
+        RuntimeEvent(
+            probe=probe, source="contention", name=name, level="warning", message=message, stage=stage
+        )
+    ]
+
+
+def _agreement(
+    checks: dict[tuple[int, int], dict[str, list[Any]]], probe: str, stage: str, tolerance: float
+) -> list[Observation]:
+    """One parity point: the largest relative difference between the arms' checksums of the same work."""
+    if not any(values for by_arm in checks.values() for values in by_arm.get("baseline", []) if values):
+        return []
+    worst = max(_difference(by_arm) for by_arm in checks.values())
+    return [
+        ParityPoint(
+            probe=probe, case={"blocks": len(checks)}, tensor="check", measure="relative_difference",
+            value=worst, tolerance=tolerance, stage=stage,
+        )
+    ]  # fmt: skip
+
+
+def _difference(by_arm: dict[str, list[Any]]) -> float:
+    reference = by_arm["baseline"][0]
+    worst = 0.0
+    for other in (*by_arm["baseline"][1:], *by_arm["candidate"]):
+        if not isinstance(other, list) or len(other) != len(reference):
+            return math.inf
+        for a, b in zip(reference, other, strict=True):
+            if not (isinstance(a, int | float) and isinstance(b, int | float)):
+                return math.inf
+            gap = abs(a - b) / max(abs(a), abs(b), 1e-30) if a != b else 0.0
+            worst = max(worst, gap if math.isfinite(gap) else math.inf)
+    return worst
