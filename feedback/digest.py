@@ -1,0 +1,63 @@
+"""Signals as text within a token budget: gates first, then the objective, then the rest by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from feedback.signals import Location, Signal
+
+CHARS_PER_TOKEN = 4
+_ROLES = {"gate": 0, "objective": 1, "guardrail": 2, "information": 3}
+_LEVELS = {"error": 0, "warning": 1, "note": 2}
+
+
+def digest(signals: Sequence[Signal], budget_tokens: int = 1500) -> str:
+    """The signals as lines; what does not fit is counted, never dropped silently."""
+    budget = budget_tokens * CHARS_PER_TOKEN
+    ordered = sorted(signals, key=lambda s: (_LEVELS[s.level], _ROLES[s.role]))
+    lines: list[str] = []
+    used = 0
+    for n, signal in enumerate(ordered):
+        text = render(signal)
+        if used + len(text) > budget:
+            lines.append(f"... {len(ordered) - n} more signals")
+            break
+        lines.append(text)
+        used += len(text) + 1
+    return "\n".join(lines)
+
+
+def render(signal: Signal) -> str:
+    """One signal as text: conclusion, places, why, what next."""
+    text = f"[{signal.fingerprint}] {signal.level.upper()} {signal.rule_id} {signal.finding}: {signal.message}"
+    text += "\n  at " + ", ".join(place(location) for location in signal.locations[:4])
+    if signal.reason and signal.reason not in signal.message:
+        text += f"\n  why: {signal.reason}"
+    if signal.effect is not None:
+        e = signal.effect
+        known = "measured" if e.floor_known else "assumed"
+        text += f"\n  {e.metric} {e.baseline:.4g} -> {e.measured:.4g}; {e.n_units} pairs; floor {e.floor:.1%} {known}"
+    for cause in signal.causes:
+        text += f"\n  cause? ({cause.support}) {cause.text}" + (
+            f" -- refute: {cause.refutable_by}" if cause.refutable_by else ""
+        )
+    for action in signal.next:
+        text += f"\n  next: {action}"
+    return text
+
+
+def place(location: Location) -> str:
+    """A location in a few words."""
+    match location.kind:
+        case "code":
+            return location.file + (f":{location.line}" if location.line else "") + (
+                f" {location.symbol}" if location.symbol else ""
+            )
+        case "param":
+            return f"{location.name}={location.value} (was {location.was})"
+        case "input":
+            return " ".join(f"{k}={v}" for k, v in location.condition.items())
+        case "process":
+            return f"{location.arm} {location.role}"
+        case "host":
+            return "this host" + (f", CPUs {location.cpus}" if location.cpus else "")

@@ -1,0 +1,42 @@
+"""Rules on tests and commands that must succeed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from feedback.criteria import Criteria
+from feedback.observations import Observation, TestOutcome
+from feedback.signals import ProcessLocation, Signal
+
+
+def test_fail(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """One signal a probe: all its tests passed, or which failed and how."""
+    outcomes = [
+        o
+        for o in observations
+        if isinstance(o, TestOutcome) and o.arm == "candidate" and o.stage == criteria.stage
+    ]
+    signals = []
+    for probe in dict.fromkeys(o.probe for o in outcomes):
+        of_probe = [o for o in outcomes if o.probe == probe]
+        failed = [o for o in of_probe if o.outcome != "passed"]
+        if not failed:
+            signals.append(
+                Signal(
+                    rule_id="correctness.test_fail", level="note", finding="holds", role="gate",
+                    message=f"{probe}: passed ({len(of_probe)})", locations=criteria.changed,
+                )  # fmt: skip
+            )
+            continue
+        first = failed[0]
+        signals.append(
+            Signal(
+                rule_id="correctness.test_fail", level="error", finding="violates", role="gate",
+                message=f"{probe}: {len(failed)} of {len(of_probe)} failed; {first.name}: {first.message}"[:400],
+                locations=(*criteria.changed, ProcessLocation(arm="candidate", role=probe)),
+            )  # fmt: skip
+        )
+    return signals
+
+
+test_fail.__test__ = False  # type: ignore[attr-defined]  # a rule's name, not a pytest test

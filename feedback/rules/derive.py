@@ -1,0 +1,26 @@
+"""Observations to signals: every rule in turn. A rule returns signals or nothing; it never raises on odd data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from feedback.criteria import Criteria
+from feedback.observations import Observation
+from feedback.rules import correctness, parity, performance, stability
+from feedback.signals import Signal
+
+RULES = (
+    parity.work_mismatch,
+    stability.tool_error,
+    correctness.test_fail,
+    parity.numeric_error,
+    performance.bench_delta,
+    performance.instructions,
+    stability.env_contention,
+    stability.runtime_event,
+)
+
+
+def derive(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """All signals of one stage, in the order in which a reader should see them."""
+    return [signal for rule in RULES for signal in rule(observations, criteria)]

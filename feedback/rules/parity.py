@@ -1,0 +1,79 @@
+"""Rules on being right: errors against an oracle or the baseline, by case and tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from feedback.criteria import Criteria
+from feedback.observations import Observation, ParityPoint
+from feedback.signals import InputLocation, Signal
+
+MAX_LOCATED = 3
+"""Cases that are named one by one; the rest are counted."""
+
+
+def numeric_error(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """One signal a probe: the candidate's errors are within tolerance, or where they are not."""
+    points = [
+        o
+        for o in observations
+        if isinstance(o, ParityPoint) and o.stage == criteria.stage and o.arm == "candidate" and o.tensor != "check"
+    ]
+    signals = []
+    for probe in sorted({p.probe for p in points}):
+        of_probe = [p for p in points if p.probe == probe]
+        broken = sorted((p for p in of_probe if not p.value <= p.tolerance), key=lambda p: -_excess(p))
+        signals.append(_violated(probe, broken, len(of_probe), criteria) if broken else _held(probe, of_probe, criteria))
+    return signals
+
+
+def _excess(point: ParityPoint) -> float:
+    return point.value / point.tolerance if point.tolerance and math.isfinite(point.value) else math.inf
+
+
+def _held(probe: str, points: Sequence[ParityPoint], criteria: Criteria) -> Signal:
+    worst = max(points, key=_excess)
+    return Signal(
+        rule_id="parity.numeric_error", level="note", finding="holds", role="gate",
+        message=f"{probe}: all {len(points)} comparisons within tolerance; worst {worst.tensor} "
+        f"{worst.measure} {worst.value:.3g} of {worst.tolerance:.3g} allowed",
+        locations=criteria.changed,
+    )  # fmt: skip
+
+
+def _violated(probe: str, broken: Sequence[ParityPoint], n: int, criteria: Criteria) -> Signal:
+    worst = broken[0]
+    cases = tuple(InputLocation(condition={**p.case, "tensor": p.tensor}) for p in broken[:MAX_LOCATED])
+    tensors = sorted({p.tensor for p in broken})
+    return Signal(
+        rule_id="parity.numeric_error", level="error", finding="violates", role="gate",
+        message=f"{probe}: {len(broken)} of {n} comparisons beyond tolerance ({', '.join(tensors)[:80]}); worst "
+        f"{worst.tensor} {worst.measure} {worst.value:.3g}, allowed {worst.tolerance:.3g}, "
+        f"at {_condition(worst)}"[:400],
+        locations=(*cases, *criteria.changed),
+        next=("find the smallest case that differs and compare step by step with the parent",),
+    )  # fmt: skip
+
+
+def _condition(point: ParityPoint) -> str:
+    return " ".join(f"{k}={v}" for k, v in point.case.items())
+
+
+def work_mismatch(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """The arms' checksums of the same slices must agree, or the times compare different work."""
+    signals = []
+    for o in observations:
+        if not isinstance(o, ParityPoint) or o.tensor != "check" or o.stage != criteria.stage:
+            continue
+        if o.value <= o.tolerance:
+            continue
+        signals.append(
+            Signal(
+                rule_id="integrity.work_mismatch", level="error", finding="violates",
+                message=f"{o.probe}: for the same seeds the arms' results differ by {o.value:.3g} (allowed "
+                f"{o.tolerance:.3g}): their times don't compare the same work",
+                locations=criteria.changed,
+            )  # fmt: skip
+        )
+    return signals

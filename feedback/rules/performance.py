@@ -1,0 +1,141 @@
+"""Rules on how fast: the objective, the guardrails, and deterministic instruction counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Literal
+
+from feedback.criteria import Criteria, MetricCriterion
+from feedback.observations import Measurement, Observation
+from feedback.signals import Effect, Finding, Quality, Signal
+from feedback.stats import (
+    Finding as Look,
+)
+from feedback.stats import (
+    Rule,
+    Units,
+    interval,
+    look,
+    non_inferior,
+    paired_units,
+    tail_of,
+)
+
+METHOD = "Student t over fresh process pairs (median of interleaved ABBA blocks)"
+REAL_CHANGE_OF_WORK = 0.001
+"""Instruction counts of the same binary repeat to about 0.02 %; beyond 0.1 % the work itself changed."""
+
+
+def bench_delta(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """The objective and every guardrail that was measured in pairs."""
+    measurements = [o for o in observations if isinstance(o, Measurement)]
+    signals = []
+    for criterion in (criteria.objective, *criteria.guardrails):
+        of_probe = [m for m in measurements if m.probe == criterion.probe]
+        units = paired_units(of_probe, criterion.metric, criteria.stage)
+        if not units.values:
+            continue
+        is_objective = criterion is criteria.objective
+        signals.append(_objective(units, criteria) if is_objective else _guardrail(units, criterion, criteria))
+    return signals
+
+
+def effect(units: Units, criterion: MetricCriterion, criteria: Criteria) -> Effect | None:
+    """The effect on one metric with its interval; None with fewer than two units."""
+    if len(units.values) < 2:
+        return None
+    rule = criteria.rule(criterion)
+    i = interval(units.values, tail_of(rule))
+    quality: Quality = "ok" if len(units.values) >= rule.looks[0] else "underpowered"
+    return Effect(
+        metric=criterion.metric, direction=criterion.direction,
+        baseline=units.baseline, measured=units.candidate,
+        ratio=math.exp(i.mean), ratio_lo=math.exp(i.lo), ratio_hi=math.exp(i.hi),
+        confidence=i.confidence, method=METHOD,
+        n_units=len(units.values), n_observations=units.n_observations,
+        floor=criteria.floor, floor_known=criteria.floor_known, quality=quality,
+    )  # fmt: skip
+
+
+def _objective(units: Units, criteria: Criteria) -> Signal:
+    criterion = criteria.objective
+    rule = criteria.rule(criterion)
+    found = effect(units, criterion, criteria)
+    finding = look(units.values, rule)
+    said = f"{criterion.metric} {gain_text(found)}" if found else f"{criterion.metric}: too few pairs"
+    words: dict[Look, tuple[Finding, Literal["note", "warning"], str]] = {
+        Look.BETTER: ("better", "note", "better than the parent"),
+        Look.WORSE: ("worse", "warning", "worse than the parent"),
+        Look.SAME: ("same", "note", f"no gain worth having (asked: {_worth(rule):.1%})"),
+        Look.UNDECIDED: ("inconclusive", "warning", "undecided"),
+    }
+    name, level, conclusion = words[finding]
+    return Signal(
+        rule_id="performance.bench_delta", level=level, finding=name, role="objective",
+        message=f"{said}: {conclusion}", locations=criteria.changed, effect=found,
+        reason=_why_undecided(found, rule) if name == "inconclusive" else "",
+    )  # fmt: skip
+
+
+def _worth(rule: Rule) -> float:
+    return max(rule.min_effect, rule.floor)
+
+
+def _why_undecided(found: Effect | None, rule: Rule) -> str:
+    if found is None:
+        return "fewer than two undisturbed pairs were measured"
+    lo, hi = found.improvement_interval
+    return (
+        f"after {found.n_units} pairs the interval {lo:+.1%}..{hi:+.1%} neither clears the noise floor of "
+        f"{rule.floor:.1%} nor excludes a gain of {_worth(rule):.1%}"
+    )
+
+
+def _guardrail(units: Units, criterion: MetricCriterion, criteria: Criteria) -> Signal:
+    found = effect(units, criterion, criteria)
+    finding = non_inferior(units.values, criteria.rule(criterion), criterion.max_regression)
+    said = f"{criterion.metric} {gain_text(found)}" if found else f"{criterion.metric}: too few pairs"
+    limit = f"may lose at most {criterion.max_regression:.0%}"
+    words: dict[Look, tuple[Finding, Literal["note", "warning", "error"], str]] = {
+        Look.SAME: ("holds", "note", f"guardrail holds ({limit})"),
+        Look.WORSE: ("violates", "error", f"guardrail violated ({limit})"),
+        Look.UNDECIDED: ("inconclusive", "warning", f"guardrail undecided ({limit})"),
+    }
+    name, level, conclusion = words[finding]
+    return Signal(
+        rule_id="performance.guardrail", level=level, finding=name, role="guardrail",
+        message=f"{said}: {conclusion}", locations=criteria.changed, effect=found,
+        reason="the interval reaches beyond the tolerated loss" if name == "inconclusive" else "",
+    )  # fmt: skip
+
+
+def gain_text(found: Effect) -> str:
+    """`+21.3 % [+18.0 %, +24.7 %]`: the gain in the wanted direction with its interval."""
+    lo, hi = found.improvement_interval
+    return f"{found.improvement:+.1%} [{lo:+.1%}, {hi:+.1%}]"
+
+
+def instructions(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """Whether the amount of work changed, by executed instructions: deterministic, so one run each suffices."""
+    counts: dict[tuple[str, str], list[float]] = {}
+    for o in observations:
+        if isinstance(o, Measurement) and o.metric == "instructions" and o.stage == criteria.stage:
+            counts.setdefault((o.probe, o.arm), []).append(o.value)
+    signals = []
+    for probe in sorted({p for p, _ in counts}):
+        if (probe, "baseline") not in counts or (probe, "candidate") not in counts:
+            continue
+        before, after = fmean(counts[probe, "baseline"]), fmean(counts[probe, "candidate"])
+        change = after / before - 1
+        what = "the same work" if abs(change) <= REAL_CHANGE_OF_WORK else "less work" if change < 0 else "more work"
+        signals.append(
+            Signal(
+                rule_id="performance.instructions", level="note", finding="observed",
+                message=f"{probe}: {before:.4g} -> {after:.4g} instructions ({change:+.2%}): {what}",
+                locations=criteria.changed,
+                next=("compare wall time: instruction counts are blind to caches, vector width and waiting",),
+            )  # fmt: skip
+        )
+    return signals

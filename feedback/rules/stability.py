@@ -1,0 +1,71 @@
+"""Rules on what went on around the numbers: crashes, engine messages, contention."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from feedback.criteria import Criteria
+from feedback.observations import Observation, RuntimeEvent
+from feedback.signals import HostLocation, ProcessLocation, Signal
+
+
+def tool_error(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """The candidate's process crashed, hung, hit a limit or refused to start."""
+    return [
+        Signal(
+            rule_id="stability.tool_error", level="error", finding="violates", role="gate",
+            message=f"{o.probe}: {o.message}"[:400],
+            locations=(*criteria.changed, ProcessLocation(arm=o.arm, role=o.probe)),
+        )  # fmt: skip
+        for o in observations
+        if isinstance(o, RuntimeEvent) and o.source == "process" and o.arm == "candidate" and o.stage == criteria.stage
+    ]
+
+
+def env_contention(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """Pairs that others disturbed: how many were measured again, and how many had to be kept."""
+    events = [
+        o
+        for o in observations
+        if isinstance(o, RuntimeEvent) and o.source == "contention" and o.stage == criteria.stage
+    ]
+    counts = Counter(e.name for e in events)
+    repeated, kept = counts["disturbed_pair_repeated"], counts["disturbed_pair_kept"]
+    if not repeated and not kept:
+        return []
+    worst = next(e.message for e in events if e.name != "quiet_pair")
+    return [
+        Signal(
+            rule_id="stability.env_contention", level="warning" if kept else "note", finding="observed",
+            message=f"{repeated} disturbed pair(s) measured again, {kept} kept because the machine stayed busy; "
+            f"for example {worst}",
+            locations=(HostLocation(),),
+            next=("measure on a quieter machine for a narrower interval",) if kept else (),
+        )  # fmt: skip
+    ]
+
+
+def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """What the engine logged or counted in the candidate's arm and not as often in the baseline's."""
+    totals: dict[tuple[str, str], Counter[str]] = {}
+    first: dict[str, RuntimeEvent] = {}
+    for o in observations:
+        if isinstance(o, RuntimeEvent) and o.source in ("engine_log", "metrics") and o.stage == criteria.stage:
+            totals.setdefault((o.probe, o.name), Counter())[o.arm] += o.count  # type: ignore[assignment]
+            if o.level != "note":
+                first.setdefault(o.name, o)
+    signals = []
+    for (probe, name), by_arm in totals.items():
+        if name not in first or by_arm["candidate"] <= by_arm["baseline"]:
+            continue
+        event = first[name]
+        signals.append(
+            Signal(
+                rule_id="stability.runtime_event", level=event.level, finding="observed",
+                message=f"{probe}: {name} {by_arm['candidate']:g}x in the candidate, {by_arm['baseline']:g}x in "
+                f"the baseline: {event.message}"[:400],
+                locations=(*criteria.changed, ProcessLocation(arm="candidate", role="server")),
+            )  # fmt: skip
+        )
+    return signals
