@@ -6,7 +6,7 @@ never be shown to a planner as evidence about a candidate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -102,11 +102,22 @@ class Sandbox(Protocol):
         timeout_s: float | None = None,
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
+        log: Path | None = None,
     ) -> ExecResult:
-        """Run a command to its end or its limit. Raises SandboxError only when the sandbox itself fails."""
+        """Run a command to its end or its limit; its output is also appended to `log`, a host file, if given.
+        Raises SandboxError only when the sandbox itself fails."""
 
-    def start(self, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
-        """Start a long-lived process (a slice worker, a server). Raises SandboxError as `exec` does."""
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        interactive: bool = True,
+        log: Path | None = None,
+    ) -> Process:
+        """Start a long-lived process. An interactive one (a slice worker) answers on its standard output; of
+        another (a server) that is collected like its standard error. What is collected is also appended to
+        `log`, a host file, if given. There is no time limit. Raises SandboxError as `exec` does."""
 
     def read_file(self, path: str, limit_bytes: int = 1 << 24) -> bytes:
         """Read a regular file of /tree or /scratch by its inside path; links are never followed outside.
@@ -117,3 +128,15 @@ class Sandbox(Protocol):
 
     def close(self) -> None:
         """End everything that still runs and release the sandbox. Safe to call twice."""
+
+
+def open_sandbox(kind: str, spec: SandboxSpec) -> Sandbox:
+    """Open a sandbox by the name of its kind. Raises SandboxError for an unknown kind, SandboxUnavailable if
+    this host cannot make one."""
+    # Imported here, because every kind imports this module.
+    from sandboxes.bubblewrap import BubblewrapSandbox
+
+    kinds: dict[str, Callable[[SandboxSpec], Sandbox]] = {"bubblewrap": BubblewrapSandbox}
+    if kind not in kinds:
+        raise SandboxError(f"unknown kind of sandbox `{kind}`; known: {', '.join(sorted(kinds))}")
+    return kinds[kind](spec)
