@@ -21,6 +21,7 @@ from sandboxes.runner import Schedule
 from sandboxes.sandbox import Limits
 
 FILE_NAME = "target.toml"
+_SIZED = re.compile(r"^cores(?:\s*(?P<sign>[-+*/])\s*(?P<number>\d{1,4}))?$")
 
 
 class Condition(Record):
@@ -45,7 +46,8 @@ class Knob(Record):
     engine_default: Scalar | None = None
     """What the engine does when the knob is absent, for people to read."""
     suggest: tuple[Scalar, ...] = ()
-    """Values worth trying first, best guess first; `cores` stands for this machine's CPU count."""
+    """Values worth trying first, best guess first; `cores` stands for this machine's CPU count, and
+    `cores/2`, `cores-1`, `cores*2` and `cores+1` for what they say."""
     conditions: tuple[Condition, ...] = ()
 
     @model_validator(mode="after")
@@ -54,7 +56,23 @@ class Knob(Record):
             raise ValueError(f"knob {self.name}: give either `choices` or `minimum` and `maximum`")
         if not self.choices and (self.minimum is None or self.maximum is None or self.minimum > self.maximum):
             raise ValueError(f"knob {self.name}: `minimum` and `maximum` must both be given, in order")
+        for value in self.suggest:
+            if not self.is_sized(value) and (reason := self.refusal(value, {})):
+                raise ValueError(f"suggest: {reason}")
         return self
+
+    def is_sized(self, value: Scalar | None) -> bool:
+        """Whether `value` depends on the machine: `cores`, `cores/2` and so on, for a whole-number knob."""
+        return not self.choices and isinstance(value, str) and _SIZED.match(value) is not None
+
+    def resolve(self, value: Scalar | None, cores: int) -> Scalar | None:
+        """`value` on a machine with that many CPUs; a division rounds down, nothing goes below 1."""
+        match = _SIZED.match(value) if self.is_sized(value) and isinstance(value, str) else None
+        if match is None:
+            return value
+        number = int(match["number"] or 1)
+        sized = {"/": cores // max(number, 1), "*": cores * number, "-": cores - number, "+": cores + number}
+        return max(1, sized[match["sign"]] if match["sign"] else cores)
 
     def refusal(self, value: Scalar | None, others: dict[str, Scalar | None]) -> str | None:
         """Why `value` is not allowed beside the other knobs' values, or None if it is."""
@@ -82,6 +100,15 @@ class Control(Record):
     description: str
     knobs: dict[str, Scalar] = {}
     """Values of the knobs that this arm sets; every other knob is left to the engine."""
+
+
+class Move(Record):
+    """Knob values worth trying together, because one without the other says little."""
+
+    name: str
+    description: str
+    knobs: dict[str, Scalar] = Field(min_length=1)
+    """Knob -> value; `cores` and its like as in a knob's `suggest`."""
 
 
 class Package(Record):
@@ -253,6 +280,8 @@ class TargetSpec(Record):
     launch_file: LaunchFile | None = None
     knobs: tuple[Knob, ...] = ()
     controls: tuple[Control, ...] = ()
+    moves: tuple[Move, ...] = ()
+    """Joint settings that a search tries before single knobs."""
     packages: tuple[Package, ...] = ()
     needs: tuple[str, ...] = ()
     """Programs that must be on the PATH, such as cc and make."""
@@ -289,6 +318,10 @@ class TargetSpec(Record):
         for control in self.controls:
             if refusal := self.refusal(dict(control.knobs)):
                 raise ValueError(f"control {control.name}: {refusal}")
+        for move in self.moves:
+            fixed = {n: v for n, v in move.knobs.items() if not ((knob := self.knob(n)) and knob.is_sized(v))}
+            if refusal := self.refusal(dict(fixed)):
+                raise ValueError(f"move {move.name}: {refusal}")
         return self
 
     def probe(self, name: str) -> Probe:
