@@ -1,0 +1,258 @@
+"""Serve GGUF weights with llama.cpp over a Unix socket, launched as `launch.toml` beside this file says.
+
+    python serve.py --socket /scratch/server.sock --model weights.gguf [--launch launch.toml]
+
+Every key of `launch.toml` is optional: an absent key leaves the engine's own default alone. Keys may stand
+at the top or in sections ([threads], [batch], ...); the section names carry no meaning. The engine's log
+goes to standard error. The server stops on SIGTERM or SIGINT, and with `--until-eof` also at the end of
+standard input.
+
+Exit status: 0 stopped, 2 the launch file is wrong (unknown key, wrong type, out of range), 3 the engine
+refused the settings. For 2 and 3 the last line of standard error says why in one sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import sys
+import threading
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+WRONG_LAUNCH_FILE = 2
+REFUSED_BY_ENGINE = 3
+TALKATIVE, BRIEF = 4, 3
+"""Log levels: while starting, what was set up (threads, context, caches); afterwards six lines a request.
+The talkative level would list the whole prompt cache for each request."""
+
+
+class LaunchError(Exception):
+    """The launch file says something that can't be passed to the engine."""
+
+
+class Whole(NamedTuple):
+    """A whole number in a closed range."""
+
+    least: int
+    most: int
+
+    def check(self, key: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise LaunchError(f"{key} must be a whole number, not {value!r}")
+        if not self.least <= value <= self.most:
+            raise LaunchError(f"{key} must be from {self.least} to {self.most}, not {value}")
+        return value
+
+
+class Flag(NamedTuple):
+    """true or false."""
+
+    def check(self, key: str, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise LaunchError(f"{key} must be true or false, not {value!r}")
+        return value
+
+
+class Choice(NamedTuple):
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def check(self, key: str, value: object) -> str:
+        if not isinstance(value, str) or value not in self.words:
+            raise LaunchError(f"{key} must be one of {', '.join(self.words)}, not {value!r}")
+        return value
+
+
+CACHE_TYPES = Choice(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"))
+THREADS = Whole(1, 512)
+
+DOMAINS: dict[str, Whole | Flag | Choice] = {
+    "threads": THREADS,
+    "threads_batch": THREADS,
+    "threads_http": Whole(1, 256),
+    "wait_policy": Choice(("active", "passive")),
+    "spin_count": Whole(0, 10_000_000_000),
+    "batch": Whole(1, 1 << 20),
+    "ubatch": Whole(1, 1 << 20),
+    "flash_attention": Choice(("auto", "on", "off")),
+    "cache_type_k": CACHE_TYPES,
+    "cache_type_v": CACHE_TYPES,
+    "context": Whole(0, 1 << 24),
+    "parallel": Whole(1, 4096),
+    "kv_unified": Flag(),
+    "cont_batching": Flag(),
+    "cache_prompt": Flag(),
+    "cache_reuse": Whole(0, 1 << 20),
+    "cache_ram_mib": Whole(-1, 1 << 20),
+    "load_mode": Choice(("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io")),
+}
+
+FIELDS = {
+    "threads": "cpuparams.n_threads",
+    "threads_batch": "cpuparams_batch.n_threads",
+    "threads_http": "n_threads_http",
+    "batch": "n_batch",
+    "ubatch": "n_ubatch",
+    "context": "n_ctx",
+    "parallel": "n_parallel",
+    "kv_unified": "kv_unified",
+    "cont_batching": "cont_batching",
+    "cache_prompt": "cache_prompt",
+    "cache_reuse": "n_cache_reuse",
+    "cache_ram_mib": "cache_ram_mib",
+}
+"""Keys that are one plain field of the engine's parameters."""
+
+ENVIRONMENT = {"wait_policy": "OMP_WAIT_POLICY", "spin_count": "GOMP_SPINCOUNT"}
+"""How idle compute threads wait. This build computes with OpenMP, which reads it as it is loaded; the
+engine's own `poll` fields would do nothing."""
+
+
+def read_launch(path: Path) -> dict[str, Any]:
+    """The settings of a launch file as one flat, checked mapping. Raises LaunchError."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise LaunchError(f"cannot be read: {error}") from error
+    settings: dict[str, Any] = {}
+    for name, value in document.items():
+        for key, entry in value.items() if isinstance(value, dict) else [(name, value)]:
+            if key not in DOMAINS:
+                raise LaunchError(f"unknown key {key!r}; known are {', '.join(DOMAINS)}")
+            if key in settings:
+                raise LaunchError(f"{key} is set twice")
+            settings[key] = DOMAINS[key].check(key, entry)
+    return settings
+
+
+def parameters(engine: Any, settings: dict[str, Any]) -> Any:
+    """The engine's parameters: its own defaults, and the settings over them."""
+    params = engine.CommonParams()
+    for key, field in FIELDS.items():
+        if key in settings:
+            *path, last = field.split(".")
+            owner = params
+            for name in path:
+                owner = getattr(owner, name)
+            setattr(owner, last, settings[key])
+    if "flash_attention" in settings:
+        word = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}[settings["flash_attention"]]
+        params.flash_attn_type = getattr(engine.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{word}")
+    for key in ("cache_type_k", "cache_type_v"):
+        if key in settings:
+            setattr(params, key, getattr(engine.ggml_type, f"GGML_TYPE_{settings[key].upper()}"))
+    if "load_mode" in settings:
+        params.load_mode = getattr(engine.llama_load_mode, f"LLAMA_LOAD_MODE_{settings['load_mode'].upper()}")
+    return params
+
+
+class FirstError:
+    """Copies standard error onwards while the engine starts, and keeps the first error it wrote."""
+
+    def __init__(self) -> None:
+        self.message = ""
+        self._real = os.dup(2)
+        reader, writer = os.pipe()
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 20)  # room for the whole start, should we be slow
+        os.dup2(writer, 2)
+        os.close(writer)
+        self._thread = threading.Thread(target=self._copy, args=(reader,), daemon=True)
+        self._thread.start()
+
+    def _copy(self, reader: int) -> None:
+        with os.fdopen(reader, "rb") as lines, os.fdopen(os.dup(self._real), "wb", buffering=0) as out:
+            for line in lines:
+                out.write(line)
+                words = line.decode("utf-8", "replace").split(maxsplit=2)
+                if not self.message and len(words) == 3 and words[1].endswith("E"):
+                    self.message = words[2].strip()
+
+    def close(self) -> None:
+        """Put standard error back and wait until what was written has been copied."""
+        os.dup2(self._real, 2)
+        self._thread.join(timeout=2)
+        os.close(self._real)
+
+
+def log_switch(engine: Any) -> Callable[[int], object]:
+    """The engine's function that sets the log level of a running server, which has no binding of its own."""
+    library = ctypes.CDLL(engine.xllamacpp.__file__)
+    switch: Callable[[int], object] = library["_Z30common_log_set_verbosity_tholdi"]
+    return switch
+
+
+def start(params: Any, engine: Any) -> Any:
+    """Start the server. Raises LaunchError with the engine's own reason when it refuses."""
+    errors = FirstError()
+    try:
+        server = engine.Server(params)
+    except RuntimeError as error:
+        errors.close()
+        raise LaunchError(errors.message or str(error)) from error
+    errors.close()
+    with contextlib.suppress(AttributeError):  # another build of the engine: its log stays talkative
+        log_switch(engine)(BRIEF)
+    return server
+
+
+def wait_for_the_end(until_eof: bool) -> None:
+    """Return on SIGTERM or SIGINT or, if asked, at the end of standard input."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def watch_input() -> None:
+        while os.read(0, 4096):
+            pass
+        stop.set()
+
+    if until_eof:
+        threading.Thread(target=watch_input, daemon=True).start()
+    stop.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Serve weights with llama.cpp over a Unix socket.")
+    parser.add_argument("--socket", required=True, type=Path)
+    parser.add_argument("--model", required=True, type=Path)
+    parser.add_argument("--launch", type=Path, default=Path(__file__).with_name("launch.toml"))
+    parser.add_argument("--until-eof", action="store_true")
+    options = parser.parse_args()
+    try:
+        settings = read_launch(options.launch)
+    except LaunchError as error:
+        print(f"{options.launch.name}: {error}", file=sys.stderr)
+        return WRONG_LAUNCH_FILE
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    for key, variable in ENVIRONMENT.items():
+        if key in settings:
+            os.environ[variable] = str(settings[key]).upper()
+
+    import xllamacpp
+
+    params = parameters(xllamacpp, settings)
+    params.model.path = str(options.model)
+    params.hostnames = [str(options.socket)]
+    params.endpoint_metrics = True
+    params.endpoint_slots = True
+    params.verbosity = TALKATIVE
+    try:
+        server = start(params, xllamacpp)
+    except LaunchError as error:
+        print(f"{options.launch.name}: the engine refused these settings: {error}", file=sys.stderr)
+        return REFUSED_BY_ENGINE
+    wait_for_the_end(options.until_eof)
+    del server
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
