@@ -83,8 +83,16 @@ def probe_host() -> HostProbe:
         process_limit="RLIMIT_NPROC in the kernel, and counted with the memory",
         syscall_filter=seccomp.program() is not None,
         reason=reason,
-        remedy=(REMEDY_ROOT if as_root else REMEDY_USER) if reason else "",
+        remedy=_remedy(reason, as_root),
     )
+
+
+def _remedy(reason: str, as_root: bool) -> str:
+    if not reason:
+        return ""
+    if "source path" in reason:
+        return "make that path readable for the user who runs this"
+    return REMEDY_ROOT if as_root else REMEDY_USER
 
 
 def _run(command: Sequence[str | Path], fds: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
@@ -116,7 +124,8 @@ def _try_once(tools: Tools) -> str:
 
 
 @functools.cache
-def _usable_tools() -> Tools:
+def usable_tools() -> Tools:
+    """The programs, once the host was seen to allow a sandbox. Raises SandboxUnavailable if it does not."""
     probe = probe_host()
     if not probe.available:
         raise SandboxUnavailable(f"this host refuses a sandbox: {probe.reason}. Remedy: {probe.remedy}")
@@ -153,7 +162,7 @@ class BubblewrapSandbox:
     def __init__(self, spec: SandboxSpec) -> None:
         """Raises SandboxUnavailable if this host cannot confine commands, SandboxError if the spec names a
         directory that does not exist. As root, tree and scratch are given to the sandbox's user."""
-        self._tools = _usable_tools()
+        self._tools = usable_tools()
         for path in (spec.tree, spec.scratch, *(mount.host for mount in spec.mounts)):
             if not path.exists():
                 raise SandboxError(f"a directory of the sandbox does not exist: {path}")

@@ -50,9 +50,10 @@ def read_below(root: Path, inside: PurePosixPath, limit_bytes: int) -> bytes:
             fd = os.open(name, flags, dir_fd=directory_fd)
     except OSError as error:
         raise FileNotFoundError(f"cannot be read: {inside} ({error.strerror})") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(f"not a regular file: {inside}")
     with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise FileNotFoundError(f"not a regular file: {inside}")
         data = file.read(limit_bytes + 1)
     if len(data) > limit_bytes:
         raise FileNotFoundError(f"larger than {limit_bytes} bytes: {inside}")
