@@ -36,3 +36,11 @@ class PlatformFailed(InfraAgentError):
     """The platform failed, not the candidate; nothing was recorded against it."""
 
     exit_code = 5
+
+
+class StoreUnavailable(PlatformFailed):
+    """The database or its disk can't be used; check that it is there, writable and not full."""
+
+
+class AlreadyRecorded(InfraAgentError):
+    """This was recorded before, and what a campaign recorded is never changed."""

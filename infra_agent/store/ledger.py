@@ -1,0 +1,258 @@
+"""The Ledger: what a campaign did, as records in and records out, within one transaction of a Store.
+
+Nothing here commits; `Store.transaction` does, at its end. Every method may raise StoreUnavailable (a full
+disk, a locked or lost database). What was recorded is never replaced: a second record under the same id or
+number, and any change of a finished experiment, raises AlreadyRecorded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, CursorResult, Executable, Table, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from feedback.observations import Measurement
+from feedback.signals import Signal
+from infra_agent.domain import Campaign, Event, Experiment, ModelCall, NoiseUnits, State, now
+from infra_agent.errors import AlreadyRecorded, NotFound
+from infra_agent.store import rows, tables
+from infra_agent.store.artefacts import StoredArtefact
+from infra_agent.store.failures import translated
+
+_FINISHED = [state.value for state in State if state.is_finished]
+
+
+class Ledger:
+    """Reads and writes records on one open connection; made by `Store.transaction`."""
+
+    def __init__(self, connection: Connection, place: str) -> None:
+        self._connection = connection
+        self._place = place
+
+    def add_campaign(self, campaign: Campaign) -> None:
+        """Store a new campaign."""
+        self._write(tables.campaign.insert(), rows.campaign_row(campaign))
+
+    def update_campaign(self, campaign: Campaign) -> None:
+        """Replace a campaign's fields. Raises NotFound when it is not stored."""
+        row = rows.campaign_row(campaign)
+        table = tables.campaign
+        if not self._write(table.update().where(table.c.id == campaign.id), row).rowcount:
+            raise NotFound(f"no campaign {campaign.id}; `infra-agent list` shows those that exist")
+
+    def campaign(self, campaign_id: str) -> Campaign:
+        """The campaign with this id, or whose id alone begins or ends so, or the newest for `latest`.
+
+        Raises NotFound when there is none, or more than one.
+        """
+        table = tables.campaign
+        newest_first = select(table).order_by(table.c.created_at.desc(), table.c.id.desc())
+        if campaign_id == "latest":
+            found = self._rows(newest_first.limit(1))
+        else:
+            starts = table.c.id.startswith(campaign_id, autoescape=True)
+            ends = table.c.id.endswith(campaign_id, autoescape=True)
+            found = self._rows(newest_first.where(or_(starts, ends))) if campaign_id else []
+            found = [row for row in found if row["id"] == campaign_id] or found
+        if not found:
+            raise NotFound(f"no campaign {campaign_id!r}; `infra-agent list` shows those that exist")
+        if len(found) > 1:
+            ids = ", ".join(row["id"] for row in found[:5])
+            raise NotFound(f"{len(found)} campaigns match {campaign_id!r} ({ids}, …); give more of the id")
+        return rows.read_campaign(found[0])
+
+    def campaigns(self) -> tuple[Campaign, ...]:
+        """All campaigns, newest first."""
+        table = tables.campaign
+        found = self._rows(select(table).order_by(table.c.created_at.desc(), table.c.id.desc()))
+        return tuple(rows.read_campaign(row) for row in found)
+
+    def add_experiment(self, experiment: Experiment) -> None:
+        """Store a new experiment in any state, with its hypothesis and signals.
+
+        Raises AlreadyRecorded when its id, or its number within the campaign, is taken, and NotFound when its
+        campaign is not stored.
+        """
+        self._write(tables.experiment.insert(), rows.experiment_row(experiment))
+        self._write(tables.hypothesis.insert(), rows.hypothesis_row(experiment))
+        self._write_all(tables.signal, rows.signal_rows(experiment))
+
+    def update_experiment(self, experiment: Experiment) -> None:
+        """Replace an unfinished experiment's fields. Its outcome goes through `finish_experiment`.
+
+        Raises:
+            ValueError: the new state is a finished one.
+            AlreadyRecorded: the stored experiment is finished.
+            NotFound: it is not stored.
+        """
+        if experiment.state.is_finished:
+            raise ValueError(f"{experiment.id} is {experiment.state}: use finish_experiment")
+        self._replace(experiment)
+
+    def finish_experiment(
+        self,
+        experiment: Experiment,
+        samples: Sequence[Measurement] = (),
+        artefacts: Sequence[StoredArtefact] = (),
+    ) -> None:
+        """Store an experiment's outcome with the raw measurements and artefacts behind it, once and for good.
+
+        Raises:
+            ValueError: the experiment's state is not a finished one.
+            AlreadyRecorded: it was finished before; what is stored stays as it is.
+            NotFound: it was never added.
+        """
+        if not experiment.state.is_finished:
+            raise ValueError(f"{experiment.id} is {experiment.state}: only complete or pruned is an outcome")
+        self._replace(experiment)
+        owner = {"experiment_id": experiment.id}
+        self._write_all(tables.sample, [owner | dict(sample) for sample in samples], leave_out=("kind",))
+        added = {"created_at": now()}
+        contents = {artefact.sha256: dict(artefact) | added for artefact in artefacts}
+        of_content = ("path", "format", "probe", "arm", "stage")
+        self._write_new(tables.artefact, list(contents.values()), leave_out=of_content)
+        of_row = ("size_bytes", "media_type")
+        self._write_all(tables.experiment_artefact, [owner | dict(a) for a in artefacts], leave_out=of_row)
+
+    def experiment(self, experiment_id: str) -> Experiment:
+        """The experiment with this id. Raises NotFound."""
+        found = self._experiments(tables.experiment.c.id == experiment_id)
+        if not found:
+            raise NotFound(f"no experiment {experiment_id}")
+        return found[0]
+
+    def experiments(self, campaign_id: str) -> tuple[Experiment, ...]:
+        """All experiments of a campaign by number; none when there is no such campaign."""
+        return self._experiments(tables.experiment.c.campaign_id == campaign_id)
+
+    def samples(self, experiment_id: str) -> tuple[Measurement, ...]:
+        """The raw measurements of an experiment in the order they were given."""
+        table = tables.sample
+        query = select(*(table.c[name] for name in Measurement.model_fields if name != "kind"))
+        found = self._rows(query.where(table.c.experiment_id == experiment_id).order_by(table.c.id))
+        return tuple(Measurement.model_validate(row) for row in found)
+
+    def artefacts(self, experiment_id: str) -> tuple[StoredArtefact, ...]:
+        """The kept artefacts of an experiment by path."""
+        place, content = tables.experiment_artefact, tables.artefact
+        query = select(place, content.c.size_bytes, content.c.media_type).join(content)
+        found = self._rows(query.where(place.c.experiment_id == experiment_id).order_by(place.c.path))
+        return tuple(
+            StoredArtefact.model_validate({name: row[name] for name in StoredArtefact.model_fields})
+            for row in found
+        )
+
+    def record_model_call(self, call: ModelCall) -> ModelCall:
+        """Store an answer before it is acted on. Returns the call that stands: an earlier one with the same
+        request, if there is one, so that whoever comes second acts on the same answer."""
+        self._write_new(tables.model_call, [call.model_dump()])
+        return self.model_call(call.campaign_id, call.request_hash) or call
+
+    def model_call(self, campaign_id: str, request_hash: str) -> ModelCall | None:
+        """The recorded answer to this request within a campaign, or None."""
+        table = tables.model_call
+        calls = self._model_calls(table.c.campaign_id == campaign_id, table.c.request_hash == request_hash)
+        return calls[0] if calls else None
+
+    def model_calls(self, campaign_id: str) -> tuple[ModelCall, ...]:
+        """All recorded model calls of a campaign in order."""
+        return self._model_calls(tables.model_call.c.campaign_id == campaign_id)
+
+    def add_noise_units(self, units: NoiseUnits) -> None:
+        """Store A/A units. Storing the same record again (same place and `measured_at`) adds nothing."""
+        fields = units.model_dump(exclude={"units"})
+        values = [fields | {"position": index, "value": value} for index, value in enumerate(units.units)]
+        self._write_new(tables.noise_unit, values)
+
+    def noise_units(
+        self, host: str, target: str, probe: str, metric: str, max_age: timedelta
+    ) -> NoiseUnits | None:
+        """All A/A units of a metric on a host that are not older than `max_age`, oldest first, or None.
+
+        `measured_at` is that of the oldest of them. Units in another direction than the newest are left out.
+        """
+        table = tables.noise_unit
+        query = select(table).where(
+            table.c.host_fingerprint == host,
+            table.c.target_name == target,
+            table.c.probe == probe,
+            table.c.metric == metric,
+            table.c.measured_at >= now() - max_age,
+        )
+        found = self._rows(query.order_by(table.c.measured_at, table.c.position))
+        if not found:
+            return None
+        kept = [row for row in found if row["direction"] == found[-1]["direction"]]
+        fields = {name: kept[0][name] for name in NoiseUnits.model_fields if name != "units"}
+        return NoiseUnits.model_validate(fields | {"units": tuple(row["value"] for row in kept)})
+
+    def add_event(self, campaign_id: str, type: str, data: Mapping[str, object] | None = None) -> Event:
+        """Append to a campaign's log; returns the event with its id. `data` must be expressible as JSON."""
+        event = Event(campaign_id=campaign_id, type=type, data=dict(data or {}))
+        row = event.model_dump(mode="json", exclude={"id", "created_at"}) | {"created_at": event.created_at}
+        key = self._write(tables.event.insert(), row).inserted_primary_key
+        return event.model_copy(update={"id": key[0] if key else 0})
+
+    def events(self, campaign_id: str, after: int = 0) -> tuple[Event, ...]:
+        """A campaign's events whose id is greater than `after`, in order."""
+        table = tables.event
+        query = select(table).where(table.c.campaign_id == campaign_id, table.c.id > after)
+        return tuple(Event.model_validate(row) for row in self._rows(query.order_by(table.c.id)))
+
+    def _experiments(self, condition: ColumnElement[bool]) -> tuple[Experiment, ...]:
+        table, hypothesis, signal = tables.experiment, tables.hypothesis, tables.signal
+        signals: defaultdict[str, list[Signal]] = defaultdict(list)
+        of_experiments = select(signal).join(table).where(condition)
+        for row in self._rows(of_experiments.order_by(signal.c.experiment_id, signal.c.position)):
+            signals[row["experiment_id"]].append(rows.read_signal(row))
+        with_hypothesis = select(table, hypothesis).join(hypothesis).where(condition)
+        found = self._rows(with_hypothesis.order_by(table.c.number))
+        return tuple(rows.read_experiment(row, signals[row["id"]]) for row in found)
+
+    def _model_calls(self, *conditions: ColumnElement[bool]) -> tuple[ModelCall, ...]:
+        table = tables.model_call
+        query = select(*(table.c[name] for name in ModelCall.model_fields)).where(*conditions)
+        return tuple(ModelCall.model_validate(row) for row in self._rows(query.order_by(table.c.id)))
+
+    def _replace(self, experiment: Experiment) -> None:
+        """Update an experiment's rows unless the stored one is finished; check and write are one."""
+        table, hypothesis, signal = tables.experiment, tables.hypothesis, tables.signal
+        unfinished = table.update().where(table.c.id == experiment.id, table.c.state.not_in(_FINISHED))
+        if not self._write(unfinished, rows.experiment_row(experiment)).rowcount:
+            stored = self.experiment(experiment.id)
+            message = f"experiment {stored.number} ({stored.id}) is {stored.state}; its outcome never changes"
+            raise AlreadyRecorded(message)
+        mine = hypothesis.c.experiment_id == experiment.id
+        self._write(hypothesis.update().where(mine), rows.hypothesis_row(experiment))
+        self._write(signal.delete().where(signal.c.experiment_id == experiment.id))
+        self._write_all(signal, rows.signal_rows(experiment))
+
+    def _rows(self, query: Executable) -> list[rows.Row]:
+        with translated(self._place):
+            return [row._asdict() for row in self._connection.execute(query)]
+
+    def _write(
+        self, statement: Executable, values: rows.Row | list[rows.Row] | None = None
+    ) -> CursorResult[Any]:
+        with translated(self._place):
+            result = self._connection.execute(statement, values)
+        assert isinstance(result, CursorResult)
+        return result
+
+    def _write_all(self, table: Table, values: list[rows.Row], leave_out: Sequence[str] = ()) -> None:
+        if values:
+            self._write(table.insert(), _without(values, leave_out))
+
+    def _write_new(self, table: Table, values: list[rows.Row], leave_out: Sequence[str] = ()) -> None:
+        """Insert the rows whose key is not there yet."""
+        if values:
+            insert = sqlite.insert if self._connection.dialect.name == "sqlite" else postgresql.insert
+            self._write(insert(table).on_conflict_do_nothing(), _without(values, leave_out))
+
+
+def _without(values: list[rows.Row], names: Sequence[str]) -> list[rows.Row]:
+    return [{name: value for name, value in row.items() if name not in names} for row in values]
