@@ -1,0 +1,162 @@
+"""The Journal: everything a campaign tried and learned, in order. A frozen view of records; it reads no disk.
+
+What failed because the platform failed says nothing about a change, so it is no evidence here: it is neither
+seen, nor among the tried knobs, nor rendered. It still counts as one of the changes the campaign spent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pydantic import field_validator
+
+from feedback.observations import Scalar
+from feedback.signals import Effect
+from feedback.verdict import VerdictKind
+from infra_agent.domain import Change, Experiment, State
+from sandboxes.results import Record
+
+_CLAIM_CHARACTERS = 100
+_REASON_CHARACTERS = 140
+_KNOB_CHARACTERS = 60
+
+
+class Journal(Record):
+    """A campaign's experiments and what follows from them."""
+
+    experiments: tuple[Experiment, ...] = ()
+    """All of them, by number."""
+
+    @field_validator("experiments")
+    @classmethod
+    def _in_order(cls, experiments: tuple[Experiment, ...]) -> tuple[Experiment, ...]:
+        return tuple(sorted(experiments, key=lambda experiment: experiment.number))
+
+    @property
+    def finished(self) -> tuple[Experiment, ...]:
+        """Those that have their outcome: complete or pruned."""
+        return tuple(e for e in self.experiments if e.state.is_finished)
+
+    @property
+    def unfinished(self) -> tuple[Experiment, ...]:
+        """Those waiting or running; after a crash, what a resume has to take up."""
+        return tuple(e for e in self.experiments if e.state in (State.WAITING, State.RUNNING))
+
+    @property
+    def accepted(self) -> tuple[Experiment, ...]:
+        """The changes that were accepted and confirmed."""
+        return tuple(e for e in self.finished if _is_accepted(e))
+
+    @property
+    def number_of_changes(self) -> int:
+        """How many changes the campaign has begun, whatever came of them."""
+        return sum(e.role == "change" for e in self.experiments)
+
+    def best_commit(self, base: str) -> str:
+        """The commit of the last accepted change, or `base`."""
+        commits = [e.commit for e in self.accepted if e.commit]
+        return commits[-1] if commits else base
+
+    def seen(self, change_fingerprint: str, parent_commit: str, patch: str = "") -> Experiment | None:
+        """The latest experiment that makes this one needless: the same change of the same parent, or another
+        change of it with the same resulting diff `patch` (as git says it, so the same tree)."""
+        for experiment in reversed(self.experiments):
+            if not _is_evidence(experiment) or experiment.parent_commit != parent_commit:
+                continue
+            same_change = experiment.proposal.change.fingerprint == change_fingerprint
+            if same_change or (patch and experiment.patch == patch):
+                return experiment
+        return None
+
+    def knobs_tried(self) -> dict[str, tuple[Scalar | None, ...]]:
+        """The values that changes gave each knob, alone or with others, in the order of their first trial."""
+        tried: dict[str, dict[tuple[type, Scalar | None], None]] = {}
+        for experiment in filter(_is_evidence, self.experiments):
+            for name, value in experiment.proposal.change.knobs.items():
+                tried.setdefault(name, {})[type(value), value] = None
+        return {name: tuple(value for _, value in values) for name, values in tried.items()}
+
+    def render(self, limit: int = 40) -> str:
+        """One line a change for a planner, at most `limit` of them: the accepted ones and then the latest.
+
+        What is left out is counted in a line at the top. A line's numbers are the effect on the objective
+        with its interval, as a relative gain in the wanted direction.
+        """
+        evidence = list(filter(_is_evidence, self.experiments))
+        by_worth = sorted(evidence, key=lambda e: (_is_accepted(e), e.number), reverse=True)
+        kept = {e.number for e in by_worth[: max(limit, 0)]}
+        lines = [_line(e) for e in evidence if e.number in kept]
+        left_out = Counter(_outcome(e) for e in evidence if e.number not in kept)
+        if left_out:
+            counts = ", ".join(f"{count} {outcome}" for outcome, count in left_out.items())
+            lines.insert(0, f"({left_out.total()} more not shown: {counts})")
+        return "\n".join(lines)
+
+
+def _is_evidence(experiment: Experiment) -> bool:
+    return experiment.role == "change" and experiment.state is not State.FAILED
+
+
+def _is_accepted(experiment: Experiment) -> bool:
+    verdict = experiment.verdict
+    accepted = verdict is not None and verdict.kind is VerdictKind.ACCEPT
+    return experiment.role == "change" and experiment.confirmed and accepted
+
+
+def _outcome(experiment: Experiment) -> str:
+    """The verdict's word; an acceptance that was not confirmed, and a run that is not over, say so."""
+    verdict = experiment.verdict
+    if verdict is None or not experiment.state.is_finished:
+        return experiment.state.value
+    unconfirmed = verdict.kind is VerdictKind.ACCEPT and not experiment.confirmed
+    return "accept, unconfirmed" if unconfirmed else verdict.kind.value
+
+
+def _line(experiment: Experiment) -> str:
+    parts = [
+        f"#{experiment.number} {_outcome(experiment)}{_gain(experiment)}",
+        _short(experiment.proposal.hypothesis.claim, _CLAIM_CHARACTERS),
+        _describe(experiment.proposal.change),
+    ]
+    if experiment.verdict and experiment.verdict.reasons:
+        parts.append(_short(experiment.verdict.reasons[0], _REASON_CHARACTERS))
+    return " | ".join(parts)
+
+
+def _gain(experiment: Experiment) -> str:
+    effect = _objective(experiment)
+    if effect is None:
+        return ""
+    low, high = effect.improvement_interval
+    return f" {effect.metric} {effect.improvement:+.1%} [{low:+.1%}, {high:+.1%}]"
+
+
+def _objective(experiment: Experiment) -> Effect | None:
+    """The effect on the objective: the confirmed one if there is one. None when it was not measured."""
+    signal = next((s for s in experiment.signals if s.role == "objective" and s.effect), None)
+    if signal is None or signal.effect is None:
+        return experiment.effects[0] if experiment.effects else None
+    metric = signal.effect.metric
+    return next((effect for effect in experiment.effects if effect.metric == metric), signal.effect)
+
+
+def _describe(change: Change) -> str:
+    """The change in a few words: knobs with their values, files and line counts of a patch."""
+    parts = [
+        f"{name} unset" if value is None else f"{name}={_short(str(value), _KNOB_CHARACTERS)}"
+        for name, value in change.knobs.items()
+    ]
+    if change.patch.strip():
+        lines = change.patch.splitlines()
+        files = [line.split("\t")[0].removeprefix("+++ b/") for line in lines if line.startswith("+++ ")]
+        added = sum(line.startswith("+") and not line.startswith("+++ ") for line in lines)
+        removed = sum(line.startswith("-") and not line.startswith("--- ") for line in lines)
+        named = _short(", ".join(files), _KNOB_CHARACTERS)
+        parts.append(f"patch of {named or 'unknown files'} (+{added} -{removed})")
+    return ", ".join(parts) or "no change"
+
+
+def _short(text: str, limit: int) -> str:
+    """The text on one line, cut at `limit` characters; it may come from a model or a program."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
