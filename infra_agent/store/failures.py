@@ -30,12 +30,15 @@ def translated(place: str) -> Iterator[None]:
     Raises:
         AlreadyRecorded: an id, or a number within its campaign, is there already.
         NotFound: the record belongs to a campaign or experiment that is not stored.
+        ValueError: a value that no database takes, such as a time without a zone.
         StoreUnavailable: anything else; the message says what to do.
     """
     try:
         yield
     except exc.DBAPIError as error:
         raise _own(error, place) from error
+    except exc.StatementError as error:
+        raise error.orig or error from error
     except exc.TimeoutError as error:
         message = f"{place}: all its connections are in use; run fewer requests at once"
         raise StoreUnavailable(message) from error

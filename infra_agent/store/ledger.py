@@ -191,7 +191,7 @@ class Ledger:
         return NoiseUnits.model_validate(fields | {"units": tuple(row["value"] for row in kept)})
 
     def add_event(self, campaign_id: str, type: str, data: Mapping[str, object] | None = None) -> Event:
-        """Append to a campaign's log; returns the event with its id. `data` must be expressible as JSON."""
+        """Append to a campaign's log; returns the event with its id. `data` is kept as JSON, NaN as null."""
         event = Event(campaign_id=campaign_id, type=type, data=dict(data or {}))
         row = event.model_dump(mode="json", exclude={"id", "created_at"}) | {"created_at": event.created_at}
         key = self._write(tables.event.insert(), row).inserted_primary_key
