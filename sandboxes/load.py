@@ -182,7 +182,9 @@ class _Stream:
             self._connection.close()
 
     def _fail(self, failure: Failure, error: str) -> None:
-        self._failure, self._error = failure, error[:300]
+        """Note what went wrong; what came first is the cause."""
+        if self._failure is None:
+            self._failure, self._error = failure, error[:300]
 
     def _request(self) -> None:
         params = self._params

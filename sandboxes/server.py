@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes.load import BurstParams, burst, draw_prompts
+from sandboxes.logprobs import ScoreParams, ScoringFailed, score
 from sandboxes.results import ArmName, Ending, ExecResult
 from sandboxes.sandbox import Process, ProcessFailed, Sandbox
 from sandboxes.sockets import ask
@@ -89,6 +90,18 @@ class ServerArm:
             self._raise_if_ended(f"slice {number}", DYING_S)
         self._raise_if_ended(f"slice {number}")
         return record.model_dump(mode="json")
+
+    def score(self, texts: Mapping[str, str], params: ScoreParams | None = None) -> dict[str, Any]:
+        """Log-probabilities of fixed texts as one JSON-able line {"arm", "scores"} of a parity file.
+
+        Raises ProcessFailed if the server died or did not answer; it is stopped then.
+        """
+        try:
+            scores = score(self.socket, texts, self._counter, params or ScoreParams())
+        except ScoringFailed as error:
+            self._raise_if_ended("scoring texts", DYING_S)
+            raise self._overdue(f"scoring texts: {error}") from error
+        return {"arm": self.name, "scores": [text.model_dump(mode="json") for text in scores]}
 
     def pids(self) -> list[int]:
         """Host pids of the server's process tree."""

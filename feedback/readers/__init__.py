@@ -1,4 +1,4 @@
-"""Readers: one file a format. Each turns one file of a run into observations, or says where it is unreadable."""
+"""Readers, one file a format: each turns a file of a run into observations or says where it is unreadable."""
 
 from __future__ import annotations
 
