@@ -238,7 +238,7 @@ class LogprobsProbe(_Probe):
     method: Literal["logprobs"]
     texts: str
     tokenizer: str
-    margin: float = 0.05
+    margin: float = 0.075
     """Mean |delta log-probability| tolerated beyond the baseline's own A/A spread, in nats."""
     timeout_s: float = 60.0
 
@@ -275,6 +275,8 @@ class TargetSpec(Record):
     """Paths or globs that a change may touch; everything else is protected."""
     protected: tuple[str, ...] = ()
     """Paths or globs that no change may touch even where `editable` would match."""
+    hidden: tuple[str, ...] = ()
+    """Paths or globs that neither candidates nor planners ever see, such as known answers."""
     objective: Objective
     guardrails: tuple[Guardrail, ...] = ()
     launch_file: LaunchFile | None = None
@@ -291,7 +293,7 @@ class TargetSpec(Record):
     contention: Limit = Limit()
     probes: tuple[Probe, ...]
 
-    @field_validator("editable", "protected")
+    @field_validator("editable", "protected", "hidden")
     @classmethod
     def _inside(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         for path in paths:

@@ -99,7 +99,10 @@ class StepResult(Record):
 
     step: Step
     result: ExecResult
-    arm: ArmName | None = None
+    arm: ArmName
+    stage: str = "screen"
+    during: str = ""
+    """What was asked of a long-lived process when it failed; empty for a command that ran to its end."""
 
 
 class Run(Record):

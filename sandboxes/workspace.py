@@ -83,8 +83,8 @@ class Repository:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, source: Path) -> tuple[Repository, str, str]:
-        """Make the repository from the target in `source`.
+    def create(cls, path: Path, source: Path, hidden: Sequence[str] = ()) -> tuple[Repository, str, str]:
+        """Make the repository from the target in `source`, without its hidden paths.
 
         Returns it, its first commit, and where the source stood: the commit of the user's repository, or
         `tree:HASH` for a directory under no version control. Raises SourceDirty.
@@ -94,6 +94,8 @@ class Repository:
         _git(path, "init", "--quiet", "--bare", ".")
         with tempfile.TemporaryDirectory(prefix="infra-agent-") as staged:
             for name in files:
+                if matches(PurePosixPath(name), hidden):
+                    continue
                 target = Path(staged) / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source / name, target, follow_symlinks=False)
@@ -194,14 +196,14 @@ def protect(changes: Sequence[ChangedFile], editable: Sequence[str], protected: 
             return f"{change.path}: hooks, CI files, conftest.py and git attributes are never editable"
         if change.new_mode == "100755" and change.old_mode != "100755":
             return f"{change.path}: a change may not make a file executable"
-        if _matches(path, protected):
+        if matches(path, protected):
             return f"{change.path} is protected by the target"
-        if not _matches(path, editable):
+        if not matches(path, editable):
             return f"{change.path} is not editable; the target allows: {', '.join(editable)}"
     return None
 
 
-def _matches(path: PurePosixPath, patterns: Sequence[str]) -> bool:
+def matches(path: PurePosixPath, patterns: Sequence[str]) -> bool:
     """Whether a path is one of the patterns, lies below one, or matches one as a glob of the same depth."""
     for pattern in patterns:
         wanted = PurePosixPath(pattern)

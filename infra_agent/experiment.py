@@ -1,0 +1,354 @@
+"""One experiment: gate, probes, signals, verdict, confirmation. The one place where all three packages meet.
+
+A candidate that fails ends as a verdict; a platform that fails raises.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from feedback import stats
+from feedback.criteria import Criteria, MetricCriterion
+from feedback.observations import Measurement, Observation
+from feedback.readers.run import read_artefact, steps
+from feedback.rules.derive import derive
+from feedback.signals import CodeLocation, Location, ParamLocation, Signal
+from feedback.stats import Finding
+from feedback.verdict import Verdict, VerdictKind, judge
+from infra_agent.domain import Experiment, NoiseUnits, Outcome, Proposal, State
+from infra_agent.errors import TargetInvalid
+from infra_agent.launch import read_knobs, rewrite
+from infra_agent.policy import SCREEN_ALPHA, confirm_alpha
+from infra_agent.probes import Bench, CandidateFailed, Site, Stage
+from infra_agent.target import (
+    CallgrindProbe,
+    EventsProbe,
+    LogprobsProbe,
+    PairedProbe,
+    Probe,
+    TargetSpec,
+)
+from sandboxes.workspace import PatchRefused, protect
+
+NOISE_MAX_AGE = timedelta(days=7)
+"""A noise floor older than this is measured anew."""
+
+
+class Lab(NamedTuple):
+    """Where experiments are conducted: the target, its repository and what is known of this host's noise."""
+
+    site: Site
+    runs: Path
+    """Directory that holds one run directory an experiment."""
+    noise: NoiseUnits | None
+    """A/A units of the objective on this host, if there are enough fresh ones."""
+    say: Callable[[str], None]
+    """Told what is being done, for people who wait."""
+
+    @property
+    def spec(self) -> TargetSpec:
+        """The target."""
+        return self.site.spec
+
+    def objective_probe(self) -> PairedProbe:
+        """The probe that measures the objective."""
+        probe = self.spec.probe(self.spec.objective.probe)
+        assert isinstance(probe, PairedProbe)  # target.toml is refused otherwise
+        return probe
+
+    def floor(self) -> tuple[float, bool]:
+        """Noise floor of the objective as a fraction, and whether it was measured here."""
+        if self.noise is None or len(self.noise.units) < stats.MIN_FLOOR_UNITS:
+            return self.objective_probe().default_margin, False
+        return stats.noise_floor(self.noise.units).value, True
+
+
+class Measured(NamedTuple):
+    """What one stage yielded."""
+
+    signals: list[Signal]
+    observations: list[Observation]
+    bench: Bench
+    pruned: bool
+
+
+def conduct(lab: Lab, experiment: Experiment) -> Outcome:
+    """Measure a proposed change against its parent, and confirm it if it was accepted.
+
+    Raises BaselineFailed, SandboxError and other platform failures; they say nothing about the change.
+    """
+    made = make_candidate(lab, experiment.parent_commit, experiment.proposal)
+    if isinstance(made, Signal):
+        return _refused(experiment, made)
+    commit, patch = made
+    directory = lab.runs / experiment.id
+    changed = locations(lab, experiment, commit)
+    shutil.rmtree(directory, ignore_errors=True)  # a run that was cut off is measured from the start
+    stage = Stage(name="screen", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 0))
+    screened = measure(lab, stage, directory, changed, SCREEN_ALPHA, experiment.proposal)
+    verdict, stages, confirmed = judge(screened.signals), [screened], False
+    if verdict.kind is VerdictKind.ACCEPT:
+        lab.say("accepted in the first measurement; confirming with fresh processes and seeds")
+        stage = Stage(name="confirm", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 1))
+        again = measure(lab, stage, directory, changed, confirm_alpha(experiment.alpha), None)
+        stages.append(again)
+        verdict = _confirmation(judge(again.signals))
+        confirmed = verdict.kind is VerdictKind.ACCEPT
+    return _outcome(lab, stages, verdict, commit, patch, confirmed, directory)
+
+
+def compare(lab: Lab, experiment: Experiment, baseline: str, candidate: str, pairs: int | None = None) -> Outcome:
+    """Measure the objective of one commit against another, as the campaign's own measurement: the baseline
+    against itself, or the final result against the original and the control arms.
+
+    `pairs` fixes the number of pairs; otherwise it ends when the answer is clear.
+    """
+    directory = lab.runs / experiment.id
+    shutil.rmtree(directory, ignore_errors=True)
+    stage = Stage(
+        name="screen", baseline=baseline, candidate=candidate, seed=_seed(experiment, 0), pairs=pairs
+    )
+    changed: tuple[Location, ...] = (CodeLocation(file="the whole target", symbol=experiment.role),)
+    is_baseline = experiment.role == "baseline"
+    measured = measure(lab, stage, directory, changed, SCREEN_ALPHA, None, gates=is_baseline)
+    patch = "" if is_baseline else lab.site.repository.diff(baseline, candidate)
+    return _outcome(lab, [measured], judge(measured.signals), candidate, patch, False, directory)
+
+
+def make_candidate(lab: Lab, parent: str, proposal: Proposal) -> tuple[str, str] | Signal:
+    """Commit and diff of a change, or the signal that says why it is refused before any sandbox."""
+    change = proposal.change
+
+    def edit(tree: Path) -> None:
+        values = {**read_knobs(tree, lab.spec), **change.knobs}
+        if reason := lab.spec.refusal(values):
+            raise PatchRefused(reason)
+        rewrite(tree, lab.spec, change.knobs)
+
+    try:
+        commit = lab.site.repository.apply(parent, change.patch, edit)
+        changes = lab.site.repository.changed(parent, commit)
+        if reason := protect(changes, lab.spec.editable, lab.spec.protected):
+            raise PatchRefused(reason)
+    except (PatchRefused, TargetInvalid) as error:
+        place: Location = CodeLocation(file=proposal.hypothesis.location or "the change")
+        return Signal(
+            rule_id="correctness.gate", level="error", finding="violates", role="gate",
+            message=f"refused before any run: {error}"[:400], locations=(place,),
+            next=("propose a change that respects the target's limits",),
+        )  # fmt: skip
+    return commit, lab.site.repository.diff(parent, commit)
+
+
+def locations(lab: Lab, experiment: Experiment, commit: str) -> tuple[Location, ...]:
+    """Where a change acts: its knobs with their old and new values, or its files."""
+    change = experiment.proposal.change
+    found: list[Location] = [ParamLocation(name=name, value=value) for name, value in change.knobs.items()]
+    if change.patch.strip():
+        files = lab.site.repository.changed(experiment.parent_commit, commit)
+        found += [CodeLocation(file=f.path) for f in files]
+    return tuple(found) or (CodeLocation(file="the change"),)
+
+
+def measure(
+    lab: Lab,
+    stage: Stage,
+    directory: Path,
+    changed: tuple[Location, ...],
+    alpha: float,
+    proposal: Proposal | None,
+    gates: bool = True,
+) -> Measured:
+    """Run one stage's probes, cheapest question first, until one answers the rest."""
+    criteria = _criteria(lab, changed, alpha, stage.name)
+    observations: list[Observation] = []
+    with Bench(lab.site, stage, directory) as bench:
+        seen_steps = seen_artefacts = 0
+
+        def read_new() -> None:
+            nonlocal seen_steps, seen_artefacts
+            observations.extend(steps(bench.steps[seen_steps:]))
+            for artefact in bench.artefacts[seen_artefacts:]:
+                if (directory / artefact.path).exists():
+                    observations.extend(read_artefact(directory, artefact))
+            seen_steps, seen_artefacts = len(bench.steps), len(bench.artefacts)
+
+        for probe in _order(lab.spec, proposal, gates):
+            lab.say(f"{stage.name}: {probe.name}")
+            try:
+                bench.run(probe, _clear(bench, probe, criteria))
+            except CandidateFailed:
+                read_new()
+                return Measured(derive(observations, criteria), observations, bench, True)
+            read_new()
+            signals = derive(observations, criteria)
+            if probe.name != lab.spec.objective.probe and _answered(signals, proposal):
+                return Measured(signals, observations, bench, True)
+    bench.record().save()
+    return Measured(derive(observations, criteria), observations, bench, False)
+
+
+def _order(spec: TargetSpec, proposal: Proposal | None, gates: bool) -> list[Probe]:
+    """Builds, then the probe that answers the question, then the other gates and deterministic counts by cost,
+    then the objective."""
+    objective = spec.probe(spec.objective.probe)
+    asked = proposal.probe if proposal else ""
+
+    def rank(probe: Probe) -> tuple[int, float]:
+        if probe.kind == "build":
+            return 0, probe.cost_s
+        return (1 if probe.name == asked else 2), probe.cost_s
+
+    def is_needed(probe: Probe) -> bool:
+        if isinstance(probe, EventsProbe) or probe is objective:
+            return False
+        if isinstance(probe, CallgrindProbe):
+            return gates and shutil.which("valgrind") is not None
+        if isinstance(probe, PairedProbe):
+            return probe.name == asked
+        return gates or probe.kind == "build"
+
+    return [*sorted((p for p in spec.probes if is_needed(p)), key=rank), objective]
+
+
+def _clear(bench: Bench, probe: Probe, criteria: Criteria) -> Callable[[], bool]:
+    """Whether the objective and every guardrail are decided, asked between pairs."""
+
+    def clear() -> bool:
+        artefact = next(a for a in bench.artefacts if a.probe == probe.name and a.format in ("slices", "load"))
+        measurements = [
+            o for o in read_artefact(bench.run_directory, artefact) if isinstance(o, Measurement)
+        ]
+        units = stats.paired_units(measurements, criteria.objective.metric, criteria.stage).values
+        finding = stats.look(units, criteria.rule(criteria.objective))
+        if finding is not Finding.BETTER:
+            return finding is not Finding.UNDECIDED
+        return all(_guardrail_decided(measurements, g, criteria) for g in criteria.guardrails)
+
+    return clear
+
+
+def _guardrail_decided(measurements: Sequence[Measurement], guardrail: MetricCriterion, criteria: Criteria) -> bool:
+    units = stats.paired_units(measurements, guardrail.metric, criteria.stage).values
+    found = stats.non_inferior(units, criteria.rule(guardrail), guardrail.max_regression)
+    return found is not Finding.UNDECIDED
+
+
+def _answered(signals: Sequence[Signal], proposal: Proposal | None) -> bool:
+    """Whether a gate is broken or the hypothesis is already refuted by a deterministic measure."""
+    if any(s.role == "gate" and s.finding == "violates" for s in signals):
+        return True
+    return any(s.rule_id.startswith("integrity.") and s.finding == "violates" for s in signals)
+
+
+def _criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str) -> Criteria:
+    objective, probe = lab.spec.objective, lab.objective_probe()
+    floor, known = lab.floor()
+    return Criteria(
+        objective=MetricCriterion(
+            metric=objective.metric, direction=objective.direction, probe=objective.probe,
+            min_effect=objective.min_effect,
+        ),
+        guardrails=tuple(
+            MetricCriterion(
+                metric=g.metric, direction=g.direction, probe=g.probe, max_regression=g.max_regression
+            )
+            for g in lab.spec.guardrails
+        ),
+        gates=tuple(p.name for p in lab.spec.probes if p.gate),
+        alpha=alpha, looks=probe.looks, floor=floor, floor_known=known, changed=changed, stage=stage,
+    )  # fmt: skip
+
+
+def _confirmation(verdict: Verdict) -> Verdict:
+    """What a first accept is worth after the confirmation."""
+    if verdict.kind is VerdictKind.ACCEPT:
+        return verdict
+    kind = VerdictKind.INCONCLUSIVE if verdict.kind is VerdictKind.INCONCLUSIVE else VerdictKind.REJECT
+    if verdict.kind is VerdictKind.INVALID:
+        kind = VerdictKind.INVALID
+    return Verdict(kind=kind, reasons=("accepted at first, but not confirmed with fresh processes", *verdict.reasons))
+
+
+def _outcome(
+    lab: Lab, stages: Sequence[Measured], verdict: Verdict, commit: str, patch: str, confirmed: bool, directory: Path
+) -> Outcome:
+    last = stages[-1]
+    samples = tuple(
+        o
+        for m in stages
+        for o in m.observations
+        if isinstance(o, Measurement) and o.metric in _stored_metrics(lab.spec)
+    )
+    artefacts = tuple(a for m in stages for a in m.bench.artefacts if (directory / a.path).exists())
+    return Outcome(
+        state=State.PRUNED if last.pruned else State.COMPLETE,
+        commit=commit, patch=patch, verdict=verdict,
+        signals=tuple(last.signals) if last.signals else tuple(stages[0].signals),
+        effects=tuple(s.effect for s in last.signals if s.effect is not None),
+        confirmed=confirmed, run_directory=str(directory),
+        artefacts=artefacts, samples=samples, sandbox_s=sum(m.bench.sandbox_s for m in stages),
+    )  # fmt: skip
+
+
+def _stored_metrics(spec: TargetSpec) -> set[str]:
+    return {spec.objective.metric, *(g.metric for g in spec.guardrails), "slice_time_s", "instructions"}
+
+
+def refused_as_seen(experiment: Experiment, seen: Experiment) -> Outcome:
+    """The outcome of a change that was tried before on the same parent."""
+    said = seen.verdict.kind.value if seen.verdict else "measured"
+    place = CodeLocation(file=experiment.proposal.hypothesis.location or "the change")
+    return _refused(
+        experiment,
+        Signal(
+            rule_id="correctness.gate", level="warning", finding="violates", role="gate",
+            message=f"refused before any run: the same change was tried as experiment {seen.number} ({said})",
+            locations=(place,), next=("propose something that was not tried yet",),
+        ),
+    )  # fmt: skip
+
+
+def _refused(experiment: Experiment, signal: Signal) -> Outcome:
+    return Outcome(
+        state=State.PRUNED, commit=None, patch=experiment.proposal.change.patch,
+        verdict=Verdict(kind=VerdictKind.REJECT, reasons=(signal.message,)),
+        signals=(signal,), effects=(), confirmed=False, run_directory="",
+    )  # fmt: skip
+
+
+def _seed(experiment: Experiment, stage: int) -> int:
+    """Fresh for every experiment and stage, the same when a cut-off one is measured again."""
+    return (experiment.number * 7919 + stage * 104_729 + sum(experiment.campaign_id.encode())) & 0x7FFFFFFF
+
+
+def measure_noise(lab: Lab, base: str, pairs: int, host_fingerprint: str) -> NoiseUnits:
+    """A/A pairs of the objective: builds and the objective's probe only, baseline against itself."""
+    stage = Stage(name="screen", baseline=base, candidate=base, seed=time.time_ns() & 0x7FFFFFFF, pairs=pairs)
+    place = (CodeLocation(file="the whole target", symbol="baseline"),)
+    measured = measure(lab, stage, lab.runs / "noise", place, SCREEN_ALPHA, None, gates=False)
+    objective = lab.spec.objective
+    samples = [o for o in measured.observations if isinstance(o, Measurement)]
+    units = stats.paired_units(samples, objective.metric).values
+    return NoiseUnits(
+        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=objective.probe,
+        metric=objective.metric, direction=objective.direction, units=units,
+    )  # fmt: skip
+
+
+def noise_units(lab: Lab, outcome: Outcome, host_fingerprint: str) -> NoiseUnits | None:
+    """The A/A units of a baseline measurement, for the host's noise floor."""
+    objective = lab.spec.objective
+    units = stats.paired_units(outcome.samples, objective.metric).values
+    if not units or not all(math.isfinite(u) for u in units):
+        return None
+    return NoiseUnits(
+        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=objective.probe,
+        metric=objective.metric, direction=objective.direction, units=units,
+    )  # fmt: skip

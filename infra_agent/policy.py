@@ -1,0 +1,70 @@
+"""What to build on, when to stop, and how much of the error budget an experiment may spend. Pure functions."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from infra_agent.domain import Campaign, CampaignSpec
+from infra_agent.journal import Journal
+
+SCREEN_ALPHA = 0.05
+"""False-accept probability of a first measurement. Cheap, because a confirmation with fresh processes and fresh
+seeds must also pass: both together err with the product of the two."""
+MAX_CONFIRM_ALPHA = 0.05
+PLANNED_SHARE = 0.8
+"""Part of the error budget that the planned experiments share; the rest is for extensions of the campaign."""
+CONCLUSION_S = 75.0
+"""Wall time kept back for the final measurement against the original and the control arms."""
+
+
+def choose_parent(journal: Journal, base_commit: str) -> str:
+    """The commit that the next change builds on: the last accepted and confirmed one."""
+    return journal.best_commit(base_commit)
+
+
+def stop_reason(journal: Journal, spec: CampaignSpec, elapsed_s: float) -> str | None:
+    """Why no further change may be measured, or None. Never starts what the time left surely can't finish."""
+    if journal.number_of_changes >= spec.budget.experiments:
+        return f"the budget of {spec.budget.experiments} experiments is used up"
+    if (left := seconds_left(spec, elapsed_s)) is None:
+        return None
+    needed = CONCLUSION_S + expected_cost_s(journal) / 2
+    if left < needed and journal.number_of_changes:
+        return f"the budget of {spec.budget.minutes:g} minutes is nearly used up ({left:.0f} s left)"
+    return "the time budget is used up" if left <= 0 else None
+
+
+def seconds_left(spec: CampaignSpec, elapsed_s: float) -> float | None:
+    """Wall time left, or None without a limit."""
+    return None if spec.budget.minutes is None else spec.budget.minutes * 60 - elapsed_s
+
+
+def expected_cost_s(journal: Journal) -> float:
+    """What an experiment of this campaign costs, judged by those before."""
+    costs = [e.sandbox_s for e in journal.finished if e.role == "change" and e.sandbox_s > 1]
+    return median(costs) if costs else 0.0
+
+
+def error_share(journal: Journal, spec: CampaignSpec) -> float:
+    """The next experiment's share of the campaign's error budget.
+
+    All shares ever given add up to less than the budget: the planned experiments share 80 % evenly; should the
+    campaign be extended, each extension shares 80 % of what is left.
+    """
+    changes = [e for e in journal.experiments if e.role == "change"]
+    spent = sum(e.alpha for e in changes)
+    ahead = max(1, spec.budget.experiments - len(changes))
+    within_plan = PLANNED_SHARE * spec.error_budget / spec.budget.experiments
+    if not changes or abs(changes[-1].alpha - within_plan) < 1e-12:
+        return within_plan
+    return PLANNED_SHARE * max(0.0, spec.error_budget - spent) / ahead
+
+
+def confirm_alpha(share: float) -> float:
+    """False-accept probability that the confirmation may have, given the experiment's share."""
+    return min(MAX_CONFIRM_ALPHA, share / SCREEN_ALPHA)
+
+
+def best_name(campaign: Campaign) -> str:
+    """The branch-like name under which the campaign's result is spoken of."""
+    return f"{campaign.target_name}-{campaign.id}"
