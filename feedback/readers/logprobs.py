@@ -1,8 +1,9 @@
 """Teacher-forced log-probabilities of fixed texts: how far the candidate's differ from the baseline's.
 
-A file holds one JSON line a scored server, {"arm": "baseline", "scores": [...]}, the scores being those of
-`sandboxes.logprobs`. The first baseline line is the reference. Further baseline lines are the same launch
-again: their distance from the reference is the A/A spread, and the tolerance is that spread plus a margin.
+A file holds one JSON line a scored server, {"arm": "baseline", "margin": 0.075, "scores": [...]}, the scores
+being those of `sandboxes.logprobs` and the margin that of the last candidate. The first baseline line is the
+reference. Further baseline lines are the same launch again: their distance from the reference is the A/A
+spread, and the tolerance is that spread plus a margin.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class _Text(_Fields):
 
 class _Line(_Fields):
     arm: Literal["baseline", "candidate"]
+    margin: Annotated[float, Field(gt=0, allow_inf_nan=False)] = MARGIN
     scores: Annotated[tuple[_Text, ...], Field(min_length=1)]
 
 
@@ -72,7 +74,7 @@ class Distance(NamedTuple):
     n: int
 
 
-def read(path: Path, probe: str, stage: str, margin: float = MARGIN) -> list[Observation]:
+def read(path: Path, probe: str, stage: str) -> list[Observation]:
     """Per text and for all texts: `mean_abs_logprob_delta`, `max_abs_logprob_delta`, `top1_disagreement`.
 
     The candidate with the largest distance counts if it was scored more than once. A position that a server
@@ -80,13 +82,14 @@ def read(path: Path, probe: str, stage: str, margin: float = MARGIN) -> list[Obs
     holds no baseline or no candidate.
     """
     arms: dict[str, list[tuple[_Text, ...]]] = {"baseline": [], "candidate": []}
-    number = 0
+    number, margin = 0, MARGIN
     for number, line in lines(path):
         try:
             scored = _Line.model_validate(line)
         except ValueError as error:
             raise Unreadable(path, number, f"not log-probabilities: {error}") from error
         arms[scored.arm].append(scored.scores)
+        margin = scored.margin if scored.arm == "candidate" else margin
     for arm, found in arms.items():
         if not found:
             raise Unreadable(path, number, f"no log-probabilities of the {arm}")
