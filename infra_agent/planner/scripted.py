@@ -1,0 +1,141 @@
+"""A planner that proposes what a TOML script says, in order: for demonstrations, replays and tests.
+
+    [[propose]]
+    claim = "Two threads decode faster than eight on two cores"
+    mechanism = "..."                      # also: location, question, lever_family, falsifier, probe
+    predicted = { metric = "output_throughput", direction = "up", low = 0.1 }
+    patch = "fix.patch"                    # relative to the script
+    knobs = { threads = 2 }
+    unset = ["poll"]                       # leave these knobs to the engine's own default
+
+Only the journal tells the position, so a resumed campaign goes on where it was.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from feedback.observations import Scalar
+from infra_agent.domain import Change, Hypothesis, Proposal
+from infra_agent.errors import WrongUse
+from infra_agent.planner import Action, Context, Propose, Stop
+from infra_agent.target import TargetSpec, line_of
+from sandboxes.results import Record
+
+
+class Entry(Hypothesis):
+    """One `[[propose]]` table: a hypothesis and the change that tests it."""
+
+    patch: str = ""
+    """File with a unified diff, relative to the script."""
+    knobs: dict[str, Scalar] = Field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    """Knobs to remove from the launch file."""
+    probe: str = ""
+
+    @field_validator("knobs", mode="before")
+    @classmethod
+    def _plain(cls, knobs: object) -> object:
+        for name, value in knobs.items() if isinstance(knobs, dict) else ():
+            if not isinstance(value, str | int | float | bool):
+                raise ValueError(f"{name} must be a plain value; to remove a knob use unset = [{name!r}]")
+        return knobs
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Entry:
+        if not (self.patch or self.knobs or self.unset):
+            raise ValueError("changes nothing; give `patch`, `knobs` or `unset`")
+        if both := [name for name in self.unset if name in self.knobs]:
+            raise ValueError(f"{', '.join(both)} can't be both set and unset")
+        return self
+
+
+class Script(Record):
+    """The contents of a script."""
+
+    description: str = ""
+    propose: tuple[Entry, ...] = Field(min_length=1)
+
+
+class Line(NamedTuple):
+    """One proposal and where in the script it stands."""
+
+    where: str
+    proposal: Proposal
+
+
+class ScriptedPlanner:
+    """Proposes the entries of a script one after another, then stops.
+
+    Raises WrongUse at construction, naming file, line and entry, if the script or one of its patches can't be
+    used; and from `next_action` if an entry names a knob or probe that the target does not have.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.name
+        self._lines = tuple(_read(path))
+
+    def next_action(self, context: Context) -> Action:
+        """The first entry that no change of the journal stands for, finished or not."""
+        for line in self._lines:
+            _check(line, context.spec)
+        position = sum(experiment.role == "change" for experiment in context.journal.experiments)
+        if position >= len(self._lines):
+            return Stop(reason=f"all {len(self._lines)} proposals of {self._name} were tried")
+        return Propose(proposal=self._lines[position].proposal)
+
+
+def _read(path: Path) -> list[Line]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        script = Script.model_validate(tomllib.loads(text))
+    except FileNotFoundError:
+        raise WrongUse(f"{path} does not exist; give --planner script:FILE an existing script") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongUse(f"{path} can't be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise WrongUse(f"{path}: not valid TOML: {error}") from error
+    except ValidationError as error:
+        problems = [_problem(path, text, e["loc"], e["msg"]) for e in error.errors(include_url=False)[:5]]
+        raise WrongUse("\n".join(problems)) from error
+    return [_line(path, text, i, entry) for i, entry in enumerate(script.propose)]
+
+
+def _problem(path: Path, text: str, loc: tuple[int | str, ...], message: str) -> str:
+    return f"{_where(path, text, loc)}: {message.removeprefix('Value error, ')}"
+
+
+def _where(path: Path, text: str, loc: tuple[int | str, ...]) -> str:
+    line = line_of(text, loc)
+    in_entry = len(loc) > 1 and isinstance(loc[1], int)
+    place = f"entry {int(loc[1]) + 1}" if in_entry else "the script"
+    field = ".".join(str(part) for part in (loc[2:] if in_entry else loc))
+    return f"{path}{f':{line}' if line else ''}: {place}{f', {field}' if field else ''}"
+
+
+def _line(path: Path, text: str, index: int, entry: Entry) -> Line:
+    patch = ""
+    if entry.patch:
+        try:
+            patch = (path.parent / entry.patch).read_bytes().decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            where = _where(path, text, ("propose", index, "patch"))
+            raise WrongUse(f"{where}: {entry.patch} can't be read: {error}") from error
+    hypothesis = Hypothesis.model_validate({name: getattr(entry, name) for name in Hypothesis.model_fields})
+    change = Change(patch=patch, knobs={**entry.knobs, **dict.fromkeys(entry.unset)})
+    proposal = Proposal(hypothesis=hypothesis, change=change, probe=entry.probe)
+    return Line(_where(path, text, ("propose", index)), proposal)
+
+
+def _check(line: Line, spec: TargetSpec) -> None:
+    for name in line.proposal.change.knobs:
+        if spec.knob(name) is None:
+            known = ", ".join(k.name for k in spec.knobs) or "none"
+            raise WrongUse(f"{line.where}: unknown knob {name!r}; this target's knobs are: {known}")
+    probes = [probe.name for probe in spec.probes]
+    if line.proposal.probe and line.proposal.probe not in probes:
+        raise WrongUse(f"{line.where}: unknown probe {line.proposal.probe!r}; known are: {', '.join(probes)}")
