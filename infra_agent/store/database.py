@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -100,8 +100,9 @@ def _engine(url: str) -> Engine:
     except (ArgumentError, NoSuchModuleError) as error:
         raise WrongUse(f"this is not the URL of a database; use {_FORMS}") from error
     except ModuleNotFoundError as error:
-        advice = f"the Python package {error.name} is missing: pip install 'psycopg[binary]'"
-        raise StoreUnavailable(f"PostgreSQL can't be used: {advice}") from error
+        advice = "; pip install 'psycopg[binary]'" if error.name == "psycopg" else ""
+        message = f"{parsed.drivername}: the Python module {error.name} is missing{advice}"
+        raise StoreUnavailable(message) from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _configure)
         event.listen(engine, "begin", _begin)
@@ -124,19 +125,21 @@ def _begin(connection: Connection) -> None:
 
 def _prepare(engine: Engine, place: str, migrations: Path) -> None:
     with translated(place), engine.connect() as connection:
-        if engine.dialect.name != "sqlite":
-            with connection.begin():
-                migrate(connection, place, migrations)
-            return
-        driver = connection.connection.cursor()
+        prepared = _without_checks(connection) if engine.dialect.name == "sqlite" else nullcontext()
+        with prepared, connection.begin():
+            migrate(connection, place, migrations)
+
+
+@contextmanager
+def _without_checks(connection: Connection) -> Iterator[None]:
+    """Turn WAL on, for good, and foreign keys off meanwhile; neither can be done within a transaction."""
+    with closing(connection.connection.cursor()) as driver:
         driver.execute("PRAGMA journal_mode=WAL")
         driver.execute("PRAGMA foreign_keys=OFF")
         try:
-            with connection.begin():
-                migrate(connection, place, migrations)
+            yield
         finally:
             driver.execute("PRAGMA foreign_keys=ON")
-            driver.close()
 
 
 def _sqlite_path(url: URL) -> Path | None:

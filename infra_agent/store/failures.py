@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,15 +18,18 @@ _ADVICE = {
     "SQLITE_FULL": "the disk is full; free some space, then resume the campaign",
     "SQLITE_IOERR": "reading or writing failed; check that its disk is healthy and not full",
     "SQLITE_NOTADB": "the file is not a database; move it away or choose another path",
+    "53100": "the server's disk is full; free some space, then resume the campaign",
     "SQLITE_READONLY": "it can't be written; check that you may write to it and to its directory",
 }
+"""Advice by the start of SQLite's error name or PostgreSQL's SQLSTATE."""
+_CONNECTION = ("08", "57P")
 _UNIQUE = ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY", "23505")
 _FOREIGN_KEY = ("SQLITE_CONSTRAINT_FOREIGNKEY", "23503")
 
 
 @contextmanager
 def translated(place: str) -> Iterator[None]:
-    """Turn SQLAlchemy's exceptions into the project's. `place` names the database, without a password.
+    """Turn a database's exceptions into the project's. `place` names the database, without a password.
 
     Raises:
         AlreadyRecorded: an id, or a number within its campaign, is there already.
@@ -36,6 +40,8 @@ def translated(place: str) -> Iterator[None]:
     try:
         yield
     except exc.DBAPIError as error:
+        raise _own(error.orig, place) from error
+    except sqlite3.Error as error:
         raise _own(error, place) from error
     except exc.StatementError as error:
         raise error.orig or error from error
@@ -44,8 +50,7 @@ def translated(place: str) -> Iterator[None]:
         raise StoreUnavailable(message) from error
 
 
-def _own(error: exc.DBAPIError, place: str) -> InfraAgentError:
-    original = error.orig
+def _own(original: BaseException | None, place: str) -> InfraAgentError:
     said = str(original).strip().partition("\n")[0]
     code = str(getattr(original, "sqlite_errorname", None) or getattr(original, "sqlstate", None) or "")
     if code in _UNIQUE:
@@ -57,7 +62,7 @@ def _own(error: exc.DBAPIError, place: str) -> InfraAgentError:
     for name, advice in _ADVICE.items():
         if code.startswith(name):
             return StoreUnavailable(f"{place}: {advice} ({said})")
-    if not code and isinstance(error, exc.OperationalError):
+    if code.startswith(_CONNECTION) or (not code and type(original).__name__ == "OperationalError"):
         return StoreUnavailable(
             f"{place}: can't be reached; check that it runs and that its URL is right ({said})"
         )
