@@ -1,0 +1,241 @@
+"""A planner that needs no model: a search over launch parameters for few, expensive, noisy measurements.
+
+From the values of the current parent it tries, in this order: the target's control arms (throwing away a bad
+inherited configuration is the cheapest large win); its joint moves; one step further where the latest step
+paid off; the peak that a knob's measurements point to; each knob's suggested values, and after each round of
+them the small gains pooled into one change; what was undecided, beside the values accepted since; neighbours
+of the values in force, those knobs first whose measurements leave the most room. The journal is its only
+memory: the same journal gives the same proposal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from feedback.observations import Scalar
+from infra_agent.domain import Change, Hypothesis, Prediction, Proposal
+from infra_agent.planner import Action, Context, Propose, Stop
+from infra_agent.planner.response import Response, Step
+from infra_agent.planner.trials import Knobs, Trials
+from infra_agent.target import Knob, TargetSpec
+
+TRIES = 2
+"""The same change is measured at most this often, each time beside other values."""
+POOLED_SHARE = 0.25
+"""A gain joins a pool if its estimate is at least this share of the smallest gain worth having."""
+
+
+class Candidate(NamedTuple):
+    """A change worth measuring, and why."""
+
+    changed: Knobs
+    claim: str
+    mechanism: str
+    tries: int = 1
+    """How often this very change may have been measured once this is done."""
+
+
+class SearchPlanner:
+    """Coordinate and pattern search over the target's knobs. `seed` orders knobs that nothing else orders."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def next_action(self, context: Context) -> Action:
+        """The first candidate that is allowed and new, or Stop with what was covered."""
+        if not context.spec.knobs:
+            return Stop(reason="the target declares no knobs to search; use --planner llm or script:FILE")
+        search = _Search(context, self._seed)
+        for candidate in search.candidates():
+            changed = search.difference(candidate.changed)
+            if changed and search.is_open(changed, candidate.tries):
+                return Propose(proposal=_proposal(candidate, changed, context))
+        return Stop(reason=_coverage(context.spec, search.trials))
+
+
+class _Search:
+    """The candidates from one parent, best first."""
+
+    def __init__(self, context: Context, seed: int) -> None:
+        self.spec = context.spec
+        self.here = context.knobs
+        self.is_last = context.experiments_left <= 1
+        self.seed = seed
+        self.worth = math.log1p(context.spec.objective.min_effect)
+        self.trials = Trials(context)
+        self.left_behind = self.trials.left_behind()
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Every candidate in order; those already measured are among them."""
+        if self.is_last:  # one experiment is best spent on what may add up
+            yield from self.pools()
+        yield from chain(self.controls(), self.moves(), self.further(), self.guesses(Response.peak))
+        for number in range(max(len(knob.suggest) for knob in self.spec.knobs)):
+            yield from self.suggestions(number)
+            yield from self.pools()
+        yield from chain(self.guesses(Response.inside), self.again(0.0), self.neighbours())
+        yield from chain(self.pools(), self.again(-math.inf))
+
+    def difference(self, changed: Knobs) -> Knobs:
+        """What of a change the engine would see."""
+        return {n: v for n, v in changed.items() if not self.trials.same(n, v, self.here.get(n))}
+
+    def is_open(self, changed: Knobs, tries: int) -> bool:
+        """Whether the change is allowed beside the parent's values, was not measured there, and does not just
+        go back on what was accepted."""
+        knobs = {**self.here, **changed}
+        return (
+            len(self.trials.of(changed)) < tries
+            and not self.trials.is_measured(knobs)
+            and self.spec.refusal(knobs) is None
+            and self.trials.items(changed) not in self.left_behind
+        )
+
+    def controls(self) -> Iterator[Candidate]:
+        """The configurations that the result is held against anyway."""
+        for control in self.spec.controls:
+            knobs: Knobs = {knob.name: control.knobs.get(knob.name) for knob in self.spec.knobs}
+            claim = f"The control arm {control.name} beats the inherited configuration"
+            yield Candidate(knobs, claim, control.description)
+
+    def moves(self) -> Iterator[Candidate]:
+        """The target's joint settings."""
+        for move in self.spec.moves:
+            knobs = {name: self.trials.effective(name, value) for name, value in move.knobs.items()}
+            yield Candidate(knobs, f"Setting {_text(knobs)} together helps", move.description)
+
+    def further(self) -> Iterator[Candidate]:
+        """One more step the way that the latest accepted change of one knob, or of one move's knobs, went."""
+        last = next((trial for trial in reversed(self.trials.all) if trial.is_current), None)
+        if last is None or None in last.changed.values():
+            return
+        if not any(set(last.changed) <= group for group in self.groups()):
+            return
+        knobs: Knobs = {}
+        for name, after in last.changed.items():
+            before = self.trials.effective(name, last.before[name])
+            beyond = self.response(self.knob(name)).beyond(before, self.trials.effective(name, after))
+            if beyond is not None:
+                knobs[name] = beyond
+        claim = f"The way to {_text(last.changed)} paid off; {_text(knobs)} goes further"
+        yield Candidate(knobs, claim, "A response that rose in one direction may rise further.")
+
+    def groups(self) -> list[set[str]]:
+        """Knobs that are moved together: each by itself, and those of each joint move."""
+        return [*({knob.name} for knob in self.spec.knobs), *(set(move.knobs) for move in self.spec.moves)]
+
+    def guesses(self, guess: Callable[[Response], Scalar | None]) -> Iterator[Candidate]:
+        """What each knob's own measurements point to."""
+        for knob in self.spec.knobs:
+            if (value := guess(self.response(knob))) is not None:
+                claim = f"{_text({knob.name: value})} is nearer the peak than the values measured around it"
+                yield Candidate({knob.name: value}, claim, knob.description)
+
+    def suggestions(self, number: int) -> Iterator[Candidate]:
+        """Each knob's suggested value of that rank."""
+        for knob in self.spec.knobs:
+            if number < len(knob.suggest):
+                knobs = {knob.name: self.trials.effective(knob.name, knob.suggest[number])}
+                yield Candidate(knobs, f"{_text(knobs)} helps", knob.description)
+
+    def pools(self) -> Iterator[Candidate]:
+        """All gains that were too small to be told from noise, in one change."""
+        gains: list[float] = []
+        pooled: Knobs = {}
+        for gain, trial in self.trials.promising(POOLED_SHARE * self.worth):
+            changed = self.difference(trial.changed)
+            allowed = self.spec.refusal({**self.here, **pooled, **changed}) is None
+            if changed and allowed and not set(changed) & set(pooled):
+                gains.append(gain)
+                pooled |= changed
+        if len(gains) > 1:
+            claim = f"{len(gains)} small gains that noise hid one by one add up: {_text(pooled)}"
+            yield Candidate(pooled, claim, f"Their estimates add up to {math.expm1(sum(gains)):.1%}.")
+
+    def again(self, least: float) -> Iterator[Candidate]:
+        """What did no clear harm beside other values than today's, once more, most hopeful first; only what
+        was estimated to gain more than `least`."""
+        open_ended = [(t.gain, t) for t in self.trials.all if t.gain and t.gain.high > 0]
+        for gain, trial in sorted(open_ended, key=lambda pair: -pair[0].high):
+            if len(trial.changed) == 1 and not trial.broke_a_rule and gain.estimate > least:
+                claim = f"{_text(trial.changed)} helps beside the values accepted since it was tried"
+                yield Candidate(trial.changed, claim, "Launch parameters interact.", tries=TRIES)
+
+    def neighbours(self) -> Iterator[Candidate]:
+        """Values next to those in force, coarse steps of all knobs before fine ones."""
+        responses = [r for r in map(self.response, self.spec.knobs) if not r.is_flat]
+        responses.sort(key=self.rank)
+        near = [(response.knob, response.near()) for response in responses]
+        for size in (0, 1):
+            for knob, values in near:
+                for value in values[size]:
+                    claim = f"{_text({knob.name: value})}, next to the value in force, helps"
+                    yield Candidate({knob.name: value}, claim, knob.description)
+
+    def rank(self, response: Response) -> tuple[float, str]:
+        """Knobs that were never measured first, then by the most that their measurements leave possible."""
+        return (-response.room, hashlib.sha256(f"{self.seed}:{response.knob.name}".encode()).hexdigest())
+
+    def response(self, knob: Knob) -> Response:
+        """The steps of this knob alone that were measured, and the value in force."""
+        name, force = knob.name, self.trials.effective
+        steps = [
+            Step(force(name, trial.before[name]), force(name, trial.changed[name]), trial.gain)
+            for trial in self.trials.all
+            if set(trial.changed) == {name} and trial.gain is not None
+        ]
+        return Response(knob, force(name, self.here.get(name)), steps, self.worth)
+
+    def knob(self, name: str) -> Knob:
+        """The knob of that name."""
+        return next(knob for knob in self.spec.knobs if knob.name == name)
+
+
+def _text(knobs: Knobs) -> str:
+    return ", ".join(f"{name} = {_value(value)}" for name, value in knobs.items())
+
+
+def _value(value: Scalar | None) -> str:
+    return (
+        "the engine's default"
+        if value is None
+        else str(value).lower()
+        if value in (True, False)
+        else str(value)
+    )
+
+
+def _proposal(candidate: Candidate, changed: Knobs, context: Context) -> Proposal:
+    objective = context.spec.objective
+    direction = "up" if objective.direction == "maximize" else "down"
+    steps = [f"{n} goes from {_value(context.knobs.get(n))} to {_value(v)}" for n, v in changed.items()]
+    return Proposal(
+        hypothesis=Hypothesis(
+            claim=candidate.claim[:2000],
+            mechanism=candidate.mechanism,
+            location=", ".join(changed),
+            question=f"Does {objective.metric} go {direction} by at least {objective.min_effect:.1%} when "
+            f"{', '.join(steps)}?",
+            predicted=Prediction(metric=objective.metric, direction=direction, low=objective.min_effect),
+            falsifier=f"The whole interval of the gain in {objective.metric} lies below "
+            f"{objective.min_effect:.1%}, or a guardrail or gate breaks.",
+        ),
+        change=Change(knobs=changed),
+    )
+
+
+def _coverage(spec: TargetSpec, trials: Trials) -> str:
+    """What was tried, for the person who reads why the search ended."""
+    tried = []
+    for knob in spec.knobs:
+        values = dict.fromkeys(_value(t.changed[knob.name]) for t in trials.all if knob.name in t.changed)
+        tried.append(f"{knob.name} ({', '.join(values) or 'nothing else allowed'})")
+    return (
+        f"nothing new is left next to the values in force: {len(trials.all)} changes were measured, "
+        f"{len(spec.controls)} control arms and {len(spec.moves)} joint moves among them; "
+        f"tried values: {'; '.join(tried)}"
+    )
