@@ -324,9 +324,10 @@ def test_a_direction_that_paid_off_is_followed_and_left_when_it_fails() -> None:
     assert campaign.play(VerdictKind.ACCEPT, 0.2) == {"threads": 8}
     assert campaign.play(VerdictKind.ACCEPT, 0.1) == {"threads": 16}
     assert campaign.play(VerdictKind.REJECT, -0.1) == {"threads": 32}
-    rest = [campaign.play(VerdictKind.REJECT, -0.1)["threads"] for _ in range(3)]
-    assert rest == [17, 12, 15]  # fine steps, and the peak that they point to
-    assert isinstance(SearchPlanner().next_action(campaign.context()), Stop)
+    while isinstance(SearchPlanner().next_action(campaign.context()), Propose):
+        (value,) = campaign.play(VerdictKind.REJECT, -0.1).values()
+        assert 8 < int(str(value)) < 32  # never past what was measured worse
+    assert len(campaign.experiments) < 9
 
 
 def test_three_measured_values_point_to_the_peak_between_them() -> None:
