@@ -21,6 +21,7 @@ from infra_agent.store.schema import MIGRATIONS, migrate
 
 _BUSY_TIMEOUT_MS = 15_000
 _MIGRATION_TIMEOUT_S = 120.0
+_MOUNTS = Path("/proc/self/mounts")
 _NETWORK_FILE_SYSTEMS = frozenset(
     ("afs", "beegfs", "ceph", "cifs", "fuse.sshfs", "fuse.glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3")
 )
@@ -154,7 +155,7 @@ def _refuse_network(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         directory = path.parent.resolve()
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        mounts = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return
     except OSError as error:

@@ -23,6 +23,8 @@ from infra_agent.store import rows, tables
 from infra_agent.store.artefacts import StoredArtefact
 from infra_agent.store.failures import translated
 
+_CONTENT = {"sha256", "size_bytes", "media_type"}
+"""Fields of a StoredArtefact that tell of its content, not of its place in a run."""
 _FINISHED = [state.value for state in State if state.is_finished]
 
 
@@ -110,13 +112,12 @@ class Ledger:
             raise ValueError(f"{experiment.id} is {experiment.state}: only complete or pruned is an outcome")
         self._replace(experiment)
         owner = {"experiment_id": experiment.id}
-        self._write_all(tables.sample, [owner | dict(sample) for sample in samples], leave_out=("kind",))
+        self._write_all(tables.sample, [owner | sample.model_dump(exclude={"kind"}) for sample in samples])
         added = {"created_at": now()}
-        contents = {artefact.sha256: dict(artefact) | added for artefact in artefacts}
-        of_content = ("path", "format", "probe", "arm", "stage")
-        self._write_new(tables.artefact, list(contents.values()), leave_out=of_content)
-        of_row = ("size_bytes", "media_type")
-        self._write_all(tables.experiment_artefact, [owner | dict(a) for a in artefacts], leave_out=of_row)
+        contents = {a.sha256: added | a.model_dump(include=_CONTENT) for a in artefacts}
+        self._write_new(tables.artefact, list(contents.values()))
+        places = [owner | a.model_dump(exclude=_CONTENT - {"sha256"}) for a in artefacts]
+        self._write_all(tables.experiment_artefact, places)
 
     def experiment(self, experiment_id: str) -> Experiment:
         """The experiment with this id. Raises NotFound."""
@@ -243,16 +244,12 @@ class Ledger:
         assert isinstance(result, CursorResult)
         return result
 
-    def _write_all(self, table: Table, values: list[rows.Row], leave_out: Sequence[str] = ()) -> None:
+    def _write_all(self, table: Table, values: list[rows.Row]) -> None:
         if values:
-            self._write(table.insert(), _without(values, leave_out))
+            self._write(table.insert(), values)
 
-    def _write_new(self, table: Table, values: list[rows.Row], leave_out: Sequence[str] = ()) -> None:
+    def _write_new(self, table: Table, values: list[rows.Row]) -> None:
         """Insert the rows whose key is not there yet."""
         if values:
             insert = sqlite.insert if self._connection.dialect.name == "sqlite" else postgresql.insert
-            self._write(insert(table).on_conflict_do_nothing(), _without(values, leave_out))
-
-
-def _without(values: list[rows.Row], names: Sequence[str]) -> list[rows.Row]:
-    return [{name: value for name, value in row.items() if name not in names} for row in values]
+            self._write(insert(table).on_conflict_do_nothing(), values)

@@ -564,6 +564,22 @@ def test_a_directory_without_write_permission_is_refused(tmp_path: Path) -> None
         tmp_path.chmod(stat.S_IRWXU)
 
 
+@sqlite_only
+@pytest.mark.parametrize(("kind", "accepted"), [("nfs4", False), ("ext4", True)])
+def test_a_network_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, accepted: bool
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/a / nfs rw 0 0\nserver:/home {tmp_path}/shared {kind} rw 0 0\n")
+    monkeypatch.setattr(database, "_MOUNTS", mounts)
+    url = f"sqlite:///{tmp_path}/shared/deep/store.db"
+    if accepted:
+        open_store(url).close()
+    else:
+        with pytest.raises(StoreUnavailable, match=r"network file system \(nfs4\).*choose a local disk"):
+            open_store(url)
+
+
 @pytest.mark.parametrize("url", ["store.db", "mysql://localhost/x", "nonsense://x", "", "oracle:///x"])
 def test_what_is_no_url_of_a_known_database_is_wrong_use(url: str) -> None:
     with pytest.raises(WrongUse, match="use sqlite:///PATH"):
