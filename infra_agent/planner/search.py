@@ -25,6 +25,8 @@ from infra_agent.target import Knob, TargetSpec
 
 TRIES = 2
 """The same change is measured at most this often, each time beside other values."""
+ENOUGH_TO_POOL = 3
+"""So many small gains are pooled at once; two wait until each knob's best guess was tried."""
 POOLED_SHARE = 0.25
 """A gain joins a pool if its estimate is at least this share of the smallest gain worth having."""
 
@@ -74,6 +76,7 @@ class _Search:
         if self.is_last:  # one experiment is best spent on what may add up
             yield from self.pools()
         yield from chain(self.controls(), self.moves(), self.further(), self.guesses(Response.peak))
+        yield from self.pools(least=ENOUGH_TO_POOL)
         for number in range(max(len(knob.suggest) for knob in self.spec.knobs)):
             yield from self.suggestions(number)
             yield from self.pools()
@@ -142,8 +145,8 @@ class _Search:
                 knobs = {knob.name: self.trials.effective(knob.name, knob.suggest[number])}
                 yield Candidate(knobs, f"{_text(knobs)} helps", knob.description)
 
-    def pools(self) -> Iterator[Candidate]:
-        """All gains that were too small to be told from noise, in one change."""
+    def pools(self, least: int = 2) -> Iterator[Candidate]:
+        """All gains that were too small to be told from noise, if at least so many, in one change."""
         gains: list[float] = []
         pooled: Knobs = {}
         for gain, trial in self.trials.promising(POOLED_SHARE * self.worth):
@@ -152,7 +155,7 @@ class _Search:
             if changed and allowed and not set(changed) & set(pooled):
                 gains.append(gain)
                 pooled |= changed
-        if len(gains) > 1:
+        if len(gains) >= least:
             claim = f"{len(gains)} small gains that noise hid one by one add up: {_text(pooled)}"
             yield Candidate(pooled, claim, f"Their estimates add up to {math.expm1(sum(gains)):.1%}.")
 

@@ -361,6 +361,14 @@ def test_small_gains_are_pooled_once() -> None:
     assert isinstance(SearchPlanner().next_action(campaign.context()), Stop)
 
 
+def test_three_small_gains_do_not_wait_for_the_other_knobs() -> None:
+    spec = make_spec([among(name, [0, 1], 0, [1]) for name in "abcde"])
+    campaign = Campaign(spec, dict.fromkeys("abcde"))
+    for _ in range(3):
+        campaign.play(VerdictKind.INCONCLUSIVE, 0.015)
+    assert campaign.proposed() == {"a": 1, "b": 1, "c": 1}
+
+
 def test_a_pool_that_stays_undecided_takes_in_later_small_gains() -> None:
     campaign = Campaign(THREE, dict.fromkeys("abc"))
     campaign.play(VerdictKind.INCONCLUSIVE, 0.015)
