@@ -80,7 +80,8 @@ def probe_host() -> HostProbe:
         version=version or None,
         user="a new unprivileged user for each sandbox" if as_root else "the same user, in a user namespace",
         memory_limit=f"resident memory of the tree is read every {WATCH_INTERVAL_S * 1000:.0f} ms",
-        process_limit="RLIMIT_NPROC in the kernel, and counted with the memory",
+        process_limit="counted with the memory"
+        + (", and RLIMIT_NPROC in the kernel" if as_root or confinement.tasks_count_per_namespace() else ""),
         syscall_filter=seccomp.program() is not None,
         reason=reason,
         remedy=_remedy(reason, as_root),
@@ -209,8 +210,8 @@ class BubblewrapSandbox:
         try:
             return process.wait()
         finally:
-            self._processes.remove(process)
             process.close()
+            self._forget(process)
 
     def start(
         self,
@@ -224,8 +225,13 @@ class BubblewrapSandbox:
         # Ended ones are forgotten here, so that a long campaign does not collect them.
         for process in [process for process in self._processes if process.has_ended()]:
             process.close()
-            self._processes.remove(process)
+            self._forget(process)
         return self._launch(command, env, interactive=interactive, log=log)
+
+    def _forget(self, process: SandboxedProcess) -> None:
+        # Another thread may have closed the sandbox meanwhile.
+        with contextlib.suppress(ValueError):
+            self._processes.remove(process)
 
     def _launch(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import pwd
 import random
 import shutil
@@ -81,7 +82,7 @@ class Identity:
 
     def _claim_uid(self) -> int:
         # An abstract socket name is a lock between all supervisors of a host that cannot outlive its holder.
-        for uid in random.sample(UIDS, 64):
+        for uid in random.sample(UIDS, min(64, len(UIDS))):
             with contextlib.suppress(KeyError):
                 pwd.getpwuid(uid)
                 continue
@@ -209,6 +210,13 @@ def environment(spec: SandboxSpec, extra: Mapping[str, str] | None) -> list[str]
     return arguments
 
 
+def tasks_count_per_namespace() -> bool:
+    """Whether the kernel counts a user's tasks in each user namespace apart, as Linux does since 5.14. Before
+    that an ordinary user's limit would include everything else that this user runs on the host."""
+    major, minor = platform.release().split(".")[:2]
+    return (int(major), int(minor.partition("-")[0])) >= (5, 14)
+
+
 def limited(command: Sequence[str], limits: Limits, identity: Identity, tools: Tools) -> list[str]:
     """A command behind the programs that take its privileges away and set its limits."""
     privileges = []
@@ -219,7 +227,7 @@ def limited(command: Sequence[str], limits: Limits, identity: Identity, tools: T
     return [
         *privileges,
         str(tools.prlimit),
-        f"--nproc={tasks}:{tasks}",
+        *([f"--nproc={tasks}:{tasks}"] if identity.dropped or tasks_count_per_namespace() else []),
         f"--fsize={limits.file_bytes}:{limits.file_bytes}",
         f"--nofile={limits.open_files}:{limits.open_files}",
         "--core=0:0",

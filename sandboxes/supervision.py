@@ -269,7 +269,7 @@ class Supervision:
         *lines, self._status = (self._status + data).split(b"\n")
         for line in lines:
             record = json.loads(line)
-            if "child-pid" in record:
+            if "child-pid" in record and self._tree is None:
                 with contextlib.suppress(ProcessLookupError):
                     self._tree = ProcessTree(record["child-pid"])
             self._exit_code = record.get("exit-code", self._exit_code)
@@ -334,10 +334,11 @@ class Supervision:
 
     def _release(self) -> None:
         self._log.close()
+        # Nothing may be left running, even when supervising failed half-way.
         if self._tree is not None:
+            self._tree.kill()
             self._tree.close()
         if self._popen is not None:
-            # Nothing may be left running, even when supervising failed half-way.
             self._popen.kill()
             self._popen.wait()
             for file in (self._popen.stdin, self._popen.stdout, self._popen.stderr):

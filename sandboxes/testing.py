@@ -12,6 +12,7 @@ sandbox in which `python` is this Python.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import socket
@@ -168,6 +169,10 @@ class WallContract(_Fixtures):
         targets += ["/etc/passwd", "/models/mounted/file", "/proc/sys/kernel/hostname"]
         result = sandbox.exec(python(code, *targets))
         assert result.stdout.split("\n") == ["shown", *["refused"] * len(targets), ""], result
+        # Permissions alone are not enough: another user, or files that everybody may write, would get around.
+        code = "import os,sys\nfor p in sys.argv[1:]: print(bool(os.statvfs(p).f_flag & os.ST_RDONLY))"
+        mounted = ("/", "/usr", "/dev", "/etc/passwd", sys.prefix, sys.base_prefix, "/models/mounted")
+        assert sandbox.exec(python(code, *mounted)).stdout == "True\n" * len(mounted)
 
     def test_tmp_is_private(self, make: Factory) -> None:
         name = f"sandbox-contract-{os.urandom(8).hex()}"
@@ -195,7 +200,7 @@ class WallContract(_Fixtures):
             python("import os; print(sorted(os.environ.items()))"), env={"FROM_CALL": "2", "BOTH": "call"}
         )
         assert "a secret" not in result.stdout
-        names = {name for name, _ in eval(result.stdout)}
+        names = {name for name, _ in ast.literal_eval(result.stdout)}
         assert {"PATH", "HOME", "LANG", "FROM_SPEC", "FROM_CALL", "BOTH"} <= names
         assert names <= {"PATH", "HOME", "LANG", "FROM_SPEC", "FROM_CALL", "BOTH", "PWD", "LC_CTYPE"}
         assert "('BOTH', 'call')" in result.stdout
@@ -226,6 +231,16 @@ class WallContract(_Fixtures):
         assert "0" not in identity.replace("[", " ").replace("]", " ").replace(",", " ").split()
         assert capabilities == "{0}"
         assert privileges == "1"
+
+    def test_no_descriptor_of_ours_is_inherited(self, sandbox: Sandbox) -> None:
+        code = (
+            "import os\n"
+            "held = [int(fd) for fd in os.listdir('/proc/self/fd')]\n"
+            "print([fd for fd in held if os.path.exists(f'/proc/self/fd/{fd}')])\n"
+        )
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            os.set_inheritable(server.fileno(), True)
+            assert sandbox.exec(python(code)).stdout == "[0, 1, 2]\n"
 
     def test_new_namespaces_are_refused(self, sandbox: Sandbox) -> None:
         code = (
@@ -423,6 +438,15 @@ class LimitContract(_Fixtures):
         assert 100 * MIB < (result.peak_memory_bytes or 0) < 300 * MIB
         assert result.peak_processes == 2
 
+    def test_shared_memory_is_counted_once(self, make: Factory) -> None:
+        code = (
+            "import os,time\nkept = b'x' * (100 << 20)\n"
+            "for _ in range(4): os.fork() or os._exit(time.sleep(0.3) or 0)\n"
+            "for _ in range(4): os.wait()\n"
+        )
+        result = make(Limits(memory_bytes=250 * MIB)).exec(python(code))
+        assert result.ok, result
+
     def test_memory_of_nobody_is_refused(self, sandbox: Sandbox) -> None:
         code = (
             "import os,ctypes\n"
@@ -434,7 +458,7 @@ class LimitContract(_Fixtures):
 
     def test_flood_is_ended_and_kept_small(self, make: Factory, tmp_path: Path, marker: str) -> None:
         log = tmp_path / "log"
-        code = "import sys\nsys.stderr.write('begin\\n')\nwhile True: sys.stdout.write('x' * 65536)"
+        code = "import sys\nsys.stderr.write('begin\\n')\nfor _ in range(1024): sys.stdout.write('x' * 65536)"
         result = make(Limits(output_bytes=4 * MIB, timeout_s=20.0)).exec(python(code, marker), log=log)
         assert (result.ending, result.returncode) == (Ending.OUTPUT, None)
         assert result.output_bytes > 4 * MIB
@@ -447,15 +471,15 @@ class LimitContract(_Fixtures):
     def test_files_cannot_grow_without_end(self, make: Factory) -> None:
         sandbox = make(Limits(file_bytes=4 * MIB))
         code = (
-            "def fill(names):\n"
+            "def fill(names, n):\n"
             "    try:\n"
             "        for name in names:\n"
             "            with open(name, 'wb') as f:\n"
-            "                for _ in range(8): f.write(bytes(1 << 20)); f.flush()\n"
+            "                for _ in range(n): f.write(bytes(1 << 20)); f.flush()\n"
             "        print('filled')\n"
             "    except OSError: print('refused')\n"
-            "fill(['/tree/large'])\n"
-            "for d in ('/tmp', '/dev/shm'): fill([f'{d}/{i}' for i in range(9)])\n"
+            "fill(['/tree/large'], 8)\n"
+            "for d in ('/tmp', '/dev/shm'): fill([f'{d}/{i}' for i in range(9)], 3)\n"
         )
         assert sandbox.exec(python(code)).stdout == "refused\n" * 3
         assert (sandbox.spec.tree / "large").stat().st_size <= 4 * MIB
@@ -521,14 +545,15 @@ class ProcessContract(_Fixtures):
         assert failed.value.result.ending is Ending.TIMEOUT
 
     def test_endless_line_is_ended(self, sandbox: Sandbox, marker: str) -> None:
-        process = sandbox.start(python("import sys\nwhile True: sys.stdout.write('x' * 65536)", marker))
+        code = "import sys,time\nfor _ in range(2048): sys.stdout.write('x' * 65536)\ntime.sleep(30)"
+        process = sandbox.start(python(code, marker))
         with pytest.raises(ProcessFailed) as failed:
             process.read_line(20.0)
         assert failed.value.result.ending is Ending.OUTPUT
         assert len(failed.value.result.stdout) < MIB
 
     def test_flood_on_stderr_is_ended(self, make: Factory, marker: str) -> None:
-        code = "import sys\nwhile True: sys.stderr.write('x' * 65536)"
+        code = "import sys\nfor _ in range(1024): sys.stderr.write('x' * 65536)"
         process = make(Limits(output_bytes=MIB)).start(python(code, marker))
         with pytest.raises(ProcessFailed) as failed:
             process.read_line(20.0)

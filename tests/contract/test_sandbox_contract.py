@@ -120,9 +120,13 @@ def test_each_sandbox_of_root_has_its_own_user(spec: SandboxSpec, tmp_path: Path
 
 @as_root
 def test_uid_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confinement, "UIDS", range(61184, 61184 + 64))
+    monkeypatch.setattr(confinement, "UIDS", range(61184, 61184 + 8))
     identities = [Identity() for _ in range(8)]
     assert len({identity.uid for identity in identities}) == 8
+    with pytest.raises(SandboxError, match="no free user id"):
+        Identity()
+    identities.pop().release()
+    identities.append(Identity())
     for identity in identities:
         identity.release()
 
@@ -140,7 +144,8 @@ def test_ordinary_user_has_a_sandbox_too(tmp_path: Path) -> None:
         "    tell = 'id -u; touch made; ls; grep CapEff /proc/self/status'\n"
         "    print(sandbox.exec(['sh', '-c', tell]).stdout)\n"
         "    print(sandbox.exec(['sleep', '20'], timeout_s=0.3).ending)\n"
-        "    print(sandbox.exec(['sh', '-c', 'for i in $(seq 99); do sleep 20 & done; wait']).ending)\n"
+        "    swarm = 'i=0; while [ $i -lt 99 ]; do (sleep 20) & i=$((i+1)); done 2>&-; wait'\n"
+        "    print(sandbox.exec(['sh', '-c', 'trap : EXIT; (' + swarm + '); sleep 20']).ending)\n"
         "    sandbox.close()\n"
     )
     interpreter = _interpreter_of_everybody()
