@@ -40,6 +40,10 @@ NOISE_MAX_AGE = timedelta(days=7)
 """A noise floor older than this is measured anew."""
 
 
+SCREEN_SHARE = 0.55
+"""Part of the time left that a first measurement may take: an accept without time to confirm it is worth nothing."""
+
+
 class Lab(NamedTuple):
     """Where experiments are conducted: the target, its repository and what is known of this host's noise."""
 
@@ -50,6 +54,17 @@ class Lab(NamedTuple):
     """A/A units of the objective on this host, if there are enough fresh ones."""
     say: Callable[[str], None]
     """Told what is being done, for people who wait."""
+    deadline_s: float | None = None
+    """time.monotonic() after which no further pair is begun; None without a time budget."""
+
+    def seconds_left(self) -> float | None:
+        """Wall time until the deadline, or None without one."""
+        return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
+
+    def within(self, share: float) -> Lab:
+        """The same lab with a deadline that leaves the rest of the time for something else."""
+        left = self.seconds_left()
+        return self if left is None else self._replace(deadline_s=time.monotonic() + share * left)
 
     @property
     def spec(self) -> TargetSpec:
@@ -91,7 +106,7 @@ def conduct(lab: Lab, experiment: Experiment) -> Outcome:
     changed = locations(lab, experiment, commit)
     shutil.rmtree(directory, ignore_errors=True)  # a run that was cut off is measured from the start
     stage = Stage(name="screen", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 0))
-    screened = measure(lab, stage, directory, changed, SCREEN_ALPHA, experiment.proposal)
+    screened = measure(lab.within(SCREEN_SHARE), stage, directory, changed, SCREEN_ALPHA, experiment.proposal)
     verdict, stages, confirmed = judge(screened.signals), [screened], False
     if verdict.kind is VerdictKind.ACCEPT:
         lab.say("accepted in the first measurement; confirming with fresh processes and seeds")
@@ -168,7 +183,7 @@ def measure(
     """Run one stage's probes, cheapest question first, until one answers the rest."""
     criteria = _criteria(lab, changed, alpha, stage.name)
     observations: list[Observation] = []
-    with Bench(lab.site, stage, directory) as bench:
+    with Bench(lab.site, stage, directory, lab.seconds_left) as bench:
         seen_steps = seen_artefacts = 0
 
         def read_new() -> None:

@@ -34,6 +34,8 @@ from infra_agent.store import ArtefactFiles, Store, new_id
 
 BASELINE_PAIRS = 3
 """A/A pairs at the start: they say whether the machine is quiet. A noise floor takes at least 30."""
+BASELINE_SHARE = 0.2
+"""Part of the time budget that they may take."""
 DIGEST_EXPERIMENTS = 3
 BUDGET = "budget"
 PLANNER = "planner"
@@ -184,13 +186,24 @@ def _conduct(desk: Desk, experiment: Experiment) -> None:
 
 
 def _measured(desk: Desk, experiment: Experiment) -> Outcome:
-    if experiment.role == "change":
-        if (seen := _seen_before(desk, experiment)) is not None:
-            return seen
-        return experiments.conduct(desk.lab, experiment)
+    """Conduct an experiment by its role, within its part of the time that is left."""
+    left = policy.seconds_left(desk.campaign.spec, desk.elapsed_s())
     baseline, candidate = experiment.parent_commit, experiment.commit or experiment.parent_commit
-    pairs = BASELINE_PAIRS if experiment.role == "baseline" else None
-    return experiments.compare(desk.lab, experiment, baseline, candidate, pairs)
+    match experiment.role:
+        case "change":
+            if (seen := _seen_before(desk, experiment)) is not None:
+                return seen
+            return experiments.conduct(_until(desk.lab, left, policy.CONCLUSION_S), experiment)
+        case "baseline":
+            lab = _until(desk.lab, left, 0).within(BASELINE_SHARE)
+            return experiments.compare(lab, experiment, baseline, candidate, BASELINE_PAIRS)
+        case "final" | "control":
+            return experiments.compare(_until(desk.lab, left, 0), experiment, baseline, candidate)
+
+
+def _until(lab: Lab, left_s: float | None, reserve_s: float) -> Lab:
+    """The lab with a deadline when `left_s` seconds less a reserve are over."""
+    return lab if left_s is None else lab._replace(deadline_s=time.monotonic() + max(0.0, left_s - reserve_s))
 
 
 def _seen_before(desk: Desk, experiment: Experiment) -> Outcome | None:
@@ -211,8 +224,13 @@ def _conclude(desk: Desk) -> None:
     own += [("control", name, commit) for name, commit in control_commits(desk.lab, base).items()]
     trees = desk.lab.site.repository
     for role, claim, against in own:
-        if trees.tree(against) != trees.tree(best) and (role, against, best) not in done:
-            _own(desk, role, claim, against, best)
+        if trees.tree(against) == trees.tree(best) or (role, against, best) in done:
+            continue
+        left = policy.seconds_left(desk.campaign.spec, desk.elapsed_s())
+        if left is not None and left <= 0:
+            desk.tell("skipped", what=claim, reason="the time budget is used up")
+            continue
+        _own(desk, role, claim, against, best)
 
 
 def control_commits(lab: Lab, base: str) -> dict[str, str]:

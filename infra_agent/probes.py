@@ -81,8 +81,15 @@ class Stage(Record):
 class Bench:
     """Both arms of one stage, open from the first probe to the last. Use as a context manager."""
 
-    def __init__(self, site: Site, stage: Stage, run_directory: Path) -> None:
+    def __init__(
+        self,
+        site: Site,
+        stage: Stage,
+        run_directory: Path,
+        seconds_left: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self.site = site
+        self._seconds_left = seconds_left
         self.stage = stage
         self.run_directory = run_directory
         self.steps: list[StepResult] = []
@@ -219,6 +226,8 @@ class Bench:
         plan = schedule(self.site.spec, probe, host.measuring_cpus())
         if self.stage.pairs is not None:
             plan = plan.model_copy(update={"looks": (self.stage.pairs,), "budget_s": math.inf})
+        if (left := self._seconds_left()) is not None:
+            plan = plan.model_copy(update={"budget_s": min(plan.budget_s, left)})
         name = self._file(probe, "jsonl")
         self._keep(name, "slices" if isinstance(probe, SlicesProbe) else "load", probe)
         params: dict[str, Any]
@@ -278,8 +287,10 @@ class Bench:
             log = self._file(watching, f"{prefix}{arm}.log")
             if not (self.run_directory / log).exists():
                 self._keep(log, "engine_log", watching, arm)
+            sandbox = self.sandbox(arm)
+            (sandbox.spec.scratch / server.socket).unlink(missing_ok=True)  # left by the pair before
             opened = ServerArm.open(
-                self.sandbox(arm), self._expand(server.command), name=arm, socket_name=server.socket,
+                sandbox, self._expand(server.command), name=arm, socket_name=server.socket,
                 prompts=traffic.prompts if traffic else (), counter=counter, log=self.run_directory / log,
                 ready_path=server.ready_path, ready_timeout_s=server.ready_timeout_s,
                 template_tokens=traffic.template_tokens if traffic else 0,

@@ -195,6 +195,8 @@ class SlicesProbe(_Probe):
     blocks: int = 7
     pinned: bool = True
     """Pin both arms to the same CPU."""
+    max_repeats: int = 5
+    """Disturbed pairs that are measured again before contention is taken as this host's condition."""
     check_tolerance: float = 1e-4
     """Largest relative difference between the arms' checksums of the same slice."""
     default_margin: float = 0.02
@@ -228,6 +230,8 @@ class LoadProbe(_Probe):
     looks: tuple[int, ...] = (3, 5, 10)
     blocks: int = 3
     warmup_slices: int = 1
+    max_repeats: int = 1
+    """Disturbed pairs that are measured again; a pair of servers is dear."""
     default_margin: float = 0.03
     budget_s: float = 240.0
 
@@ -352,7 +356,7 @@ def schedule(spec: TargetSpec, probe: PairedProbe, cpus: tuple[int, ...]) -> Sch
     warmup = probe.warmup_slices if isinstance(probe, LoadProbe) else 2
     return Schedule(
         looks=probe.looks, blocks=probe.blocks, budget_s=probe.budget_s,
-        warmup_slices=warmup, cpus=pinned, limit=spec.contention,
+        warmup_slices=warmup, max_repeats=probe.max_repeats, cpus=pinned, limit=spec.contention,
     )  # fmt: skip
 
 

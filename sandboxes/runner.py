@@ -131,16 +131,17 @@ def _measure_pair(
             with _failing(name):
                 arms[name] = open_arm(name, pair)
             stack.callback(arms[name].close)
-        for number in range(schedule.warmup_slices):
+        for _ in range(schedule.warmup_slices):
             seed = rng.getrandbits(31)
             for name in names:
                 with _failing(name):
-                    arms[name].slice(number, seed, params)
+                    arms[name].slice(rng.getrandbits(31), seed, params)
         with away_from(schedule.cpus):
             pids = [pid for arm in arms.values() for pid in arm.pids()]
             before = sample(schedule.cpus, pids)
             slices = [line for block in range(schedule.blocks) for line in _block(arms, block, pair, params, rng)]
-            after = sample(schedule.cpus, pids)
+            # What an arm started meanwhile is its own too.
+            after = sample(schedule.cpus, {*pids, *(pid for arm in arms.values() for pid in arm.pids())})
     n_cpus = len(schedule.cpus) or os.cpu_count() or 1
     return slices, between(before, after, n_cpus), names[0]
 
@@ -148,11 +149,14 @@ def _measure_pair(
 def _block(
     arms: Mapping[ArmName, Arm], block: int, pair: int, params: Mapping[str, Any], rng: random.Random
 ) -> Iterator[dict[str, Any]]:
-    """One complete block. All four slices share a seed, so that both arms do the same work."""
-    seed = rng.getrandbits(31)
+    """One complete block. Its two seeds are given to each arm once: both arms do the same work, and no arm is
+    asked twice for what it may remember."""
+    seeds = (rng.getrandbits(31), rng.getrandbits(31))
     for position, name in enumerate(rng.choice(ORDERS)):
+        seed = seeds[position // 2]
         with _failing(name):
-            record = arms[name].slice(1000 + 4 * block + position, seed, params)
+            # A slice's number can't be guessed, so an answer can't be written before it is asked for.
+            record = arms[name].slice(rng.getrandbits(31), seed, params)
         yield {
             "arm": name, "pair": pair, "block": block, "position": position, "seed": seed, "record": record,
         }  # fmt: skip
@@ -188,5 +192,5 @@ def calibrate_repeat(arm: Arm, params: Mapping[str, Any], target_s: float, limit
         times = [arm.slice(n, 7, {**params, "repeat": repeat})["duration_s"] for n in range(3)]
         fastest = min(times)
         if fastest >= target_s / 2 or repeat >= limit:
-            return max(1, min(limit, round(repeat * target_s / max(fastest, 1e-7))))
+            return max(1, min(limit, round(repeat * target_s / max(float(fastest), 1e-7))))
         repeat = min(limit, max(repeat * 2, int(repeat * target_s / max(fastest, 1e-7) / 2)))
