@@ -78,8 +78,7 @@ DOMAINS: dict[str, Whole | Flag | Choice] = {
     "threads": THREADS,
     "threads_batch": THREADS,
     "threads_http": Whole(1, 256),
-    "wait_policy": Choice(("active", "passive")),
-    "spin_count": Whole(0, 10_000_000_000),
+    "spin_count": Whole(0, 1_000_000),
     "batch": Whole(1, 1 << 20),
     "ubatch": Whole(1, 1 << 20),
     "flash_attention": Choice(("auto", "on", "off")),
@@ -111,9 +110,10 @@ FIELDS = {
 }
 """Keys that are one plain field of the engine's parameters."""
 
-ENVIRONMENT = {"wait_policy": "OMP_WAIT_POLICY", "spin_count": "GOMP_SPINCOUNT"}
-"""How idle compute threads wait. This build computes with OpenMP, which reads it as it is loaded; the
-engine's own `poll` fields would do nothing."""
+ENVIRONMENT = {"spin_count": "GOMP_SPINCOUNT"}
+"""How often an idle compute thread polls before it sleeps. This build computes with OpenMP, which reads it
+from the environment as it is loaded; the engine's own `poll` fields do nothing. The range is closed above,
+because a server that polled for seconds would slow down everybody else on the machine."""
 
 
 def read_launch(path: Path) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def main() -> int:
     os.environ["GGML_NO_BACKTRACE"] = "1"
     for key, variable in ENVIRONMENT.items():
         if key in settings:
-            os.environ[variable] = str(settings[key]).upper()
+            os.environ[variable] = str(settings[key])
 
     import xllamacpp
 
