@@ -21,11 +21,12 @@ from feedback.rules.derive import derive
 from feedback.signals import CodeLocation, Location, ParamLocation, Signal
 from feedback.stats import Finding
 from feedback.verdict import Verdict, VerdictKind, judge
+from infra_agent.bench import Bench, CandidateFailed, Site, Stage
 from infra_agent.domain import Experiment, NoiseUnits, Outcome, Proposal, State
 from infra_agent.errors import TargetInvalid
 from infra_agent.launch import read_knobs, rewrite
 from infra_agent.policy import SCREEN_ALPHA, confirm_alpha
-from infra_agent.probes import Bench, CandidateFailed, Site, Stage
+from infra_agent.probes import run_probe
 from infra_agent.target import (
     CallgrindProbe,
     EventsProbe,
@@ -83,6 +84,14 @@ class Lab(NamedTuple):
             return self.objective_probe().default_margin, False
         return stats.noise_floor(self.noise.units).value, True
 
+    def with_reference(self, baseline: Experiment | None) -> Lab:
+        """The lab with the original's parity scores, once the campaign's baseline run holds them."""
+        probe = next((p for p in self.spec.probes if isinstance(p, LogprobsProbe)), None)
+        if probe is None or baseline is None:
+            return self
+        scores = self.runs / baseline.id / f"screen-{probe.name}.jsonl"
+        return self._replace(site=self.site._replace(parity_reference=scores))
+
 
 class Measured(NamedTuple):
     """What one stage yielded."""
@@ -105,12 +114,16 @@ def conduct(lab: Lab, experiment: Experiment) -> Outcome:
     directory = lab.runs / experiment.id
     changed = locations(lab, experiment, commit)
     shutil.rmtree(directory, ignore_errors=True)  # a run that was cut off is measured from the start
-    stage = Stage(name="screen", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 0))
+    stage = Stage(
+        name="screen", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 0)
+    )
     screened = measure(lab.within(SCREEN_SHARE), stage, directory, changed, SCREEN_ALPHA, experiment.proposal)
     verdict, stages, confirmed = judge(screened.signals), [screened], False
     if verdict.kind is VerdictKind.ACCEPT:
         lab.say("accepted in the first measurement; confirming with fresh processes and seeds")
-        stage = Stage(name="confirm", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 1))
+        stage = Stage(
+            name="confirm", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 1)
+        )
         again = measure(lab, stage, directory, changed, confirm_alpha(experiment.alpha), None)
         stages.append(again)
         verdict = _confirmation(judge(again.signals))
@@ -118,7 +131,9 @@ def conduct(lab: Lab, experiment: Experiment) -> Outcome:
     return _outcome(lab, stages, verdict, commit, patch, confirmed, directory)
 
 
-def compare(lab: Lab, experiment: Experiment, baseline: str, candidate: str, pairs: int | None = None) -> Outcome:
+def compare(
+    lab: Lab, experiment: Experiment, baseline: str, candidate: str, pairs: int | None = None
+) -> Outcome:
     """Measure the objective of one commit against another, as the campaign's own measurement: the baseline
     against itself, or the final result against the original and the control arms.
 
@@ -197,7 +212,7 @@ def measure(
         for probe in _order(lab.spec, proposal, gates):
             lab.say(f"{stage.name}: {probe.name}")
             try:
-                bench.run(probe, _clear(bench, probe, criteria))
+                run_probe(bench, probe, _clear(bench, probe, criteria))
             except CandidateFailed:
                 read_new()
                 return Measured(derive(observations, criteria), observations, bench, True)
@@ -236,10 +251,10 @@ def _clear(bench: Bench, probe: Probe, criteria: Criteria) -> Callable[[], bool]
     """Whether the objective and every guardrail are decided, asked between pairs."""
 
     def clear() -> bool:
-        artefact = next(a for a in bench.artefacts if a.probe == probe.name and a.format in ("slices", "load"))
-        measurements = [
-            o for o in read_artefact(bench.run_directory, artefact) if isinstance(o, Measurement)
-        ]
+        artefact = next(
+            a for a in bench.artefacts if a.probe == probe.name and a.format in ("slices", "load")
+        )
+        measurements = [o for o in read_artefact(bench.run_directory, artefact) if isinstance(o, Measurement)]
         units = stats.paired_units(measurements, criteria.objective.metric, criteria.stage).values
         finding = stats.look(units, criteria.rule(criteria.objective))
         if finding is not Finding.BETTER:
@@ -249,7 +264,9 @@ def _clear(bench: Bench, probe: Probe, criteria: Criteria) -> Callable[[], bool]
     return clear
 
 
-def _guardrail_decided(measurements: Sequence[Measurement], guardrail: MetricCriterion, criteria: Criteria) -> bool:
+def _guardrail_decided(
+    measurements: Sequence[Measurement], guardrail: MetricCriterion, criteria: Criteria
+) -> bool:
     units = stats.paired_units(measurements, guardrail.metric, criteria.stage).values
     found = stats.non_inferior(units, criteria.rule(guardrail), guardrail.max_regression)
     return found is not Finding.UNDECIDED
@@ -288,11 +305,19 @@ def _confirmation(verdict: Verdict) -> Verdict:
     kind = VerdictKind.INCONCLUSIVE if verdict.kind is VerdictKind.INCONCLUSIVE else VerdictKind.REJECT
     if verdict.kind is VerdictKind.INVALID:
         kind = VerdictKind.INVALID
-    return Verdict(kind=kind, reasons=("accepted at first, but not confirmed with fresh processes", *verdict.reasons))
+    return Verdict(
+        kind=kind, reasons=("accepted at first, but not confirmed with fresh processes", *verdict.reasons)
+    )
 
 
 def _outcome(
-    lab: Lab, stages: Sequence[Measured], verdict: Verdict, commit: str, patch: str, confirmed: bool, directory: Path
+    lab: Lab,
+    stages: Sequence[Measured],
+    verdict: Verdict,
+    commit: str,
+    patch: str,
+    confirmed: bool,
+    directory: Path,
 ) -> Outcome:
     last = stages[-1]
     samples = tuple(

@@ -78,7 +78,13 @@ def run_campaign(desk: Desk) -> tuple[str, str]:
     for cut_off in desk.journal().unfinished:
         _conduct(desk, cut_off)
     if not desk.journal().finished:
-        _own(desk, "baseline", "the baseline against itself", desk.campaign.base_commit, desk.campaign.base_commit)
+        _own(
+            desk,
+            "baseline",
+            "the baseline against itself",
+            desk.campaign.base_commit,
+            desk.campaign.base_commit,
+        )
     while True:
         journal = desk.journal()
         if reason := policy.stop_reason(journal, desk.campaign.spec, desk.elapsed_s()):
@@ -163,7 +169,11 @@ def _conduct(desk: Desk, experiment: Experiment) -> None:
     outcome = _measured(desk, running)
     finished = running.model_copy(
         update={
-            **{name: getattr(outcome, name) for name in Outcome.model_fields if name in Experiment.model_fields},
+            **{
+                name: getattr(outcome, name)
+                for name in Outcome.model_fields
+                if name in Experiment.model_fields
+            },
             "finished_at": now(),
         }
     )
@@ -193,7 +203,9 @@ def _measured(desk: Desk, experiment: Experiment) -> Outcome:
         case "change":
             if (seen := _seen_before(desk, experiment)) is not None:
                 return seen
-            return experiments.conduct(_until(desk.lab, left, policy.CONCLUSION_S), experiment)
+            original = next((e for e in desk.journal().finished if e.role == "baseline"), None)
+            lab = desk.lab.with_reference(original)
+            return experiments.conduct(_until(lab, left, policy.CONCLUSION_S), experiment)
         case "baseline":
             lab = _until(desk.lab, left, 0).within(BASELINE_SHARE)
             return experiments.compare(lab, experiment, baseline, candidate, BASELINE_PAIRS)

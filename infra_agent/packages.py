@@ -25,9 +25,7 @@ class PackageUnavailable(InfraAgentError):
     """A package that the target needs can't be installed."""
 
 
-def ensure_packages(
-    packages: Sequence[Package], home: Path, say: Callable[[str], None]
-) -> dict[str, Path]:
+def ensure_packages(packages: Sequence[Package], home: Path, say: Callable[[str], None]) -> dict[str, Path]:
     """Install what is missing; returns the host directory of each package by name. Raises PackageUnavailable."""
     return {package.name: _ensure(package, home / "packages", say) for package in packages}
 
@@ -73,7 +71,9 @@ def _verify(package: Package, directory: Path) -> None:
     for name, expected in package.sha256.items():
         path = directory / name
         if not path.is_file():
-            raise PackageUnavailable(f"{package.requirement} holds no {name}; the target was written for another build")
+            raise PackageUnavailable(
+                f"{package.requirement} holds no {name}; the target was written for another build"
+            )
         if (found := sha256_file(path)) != expected:
             raise PackageUnavailable(
                 f"{name} of {package.requirement} has SHA-256 {found}, the target expects {expected}: not used"

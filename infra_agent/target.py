@@ -83,7 +83,11 @@ class Knob(Record):
                 return f"{self.name} = {value!r} is not one of {', '.join(map(repr, self.choices))}"
         elif not isinstance(value, int) or isinstance(value, bool):
             return f"{self.name} = {value!r} is not a whole number"
-        elif self.minimum is not None and self.maximum is not None and not self.minimum <= value <= self.maximum:
+        elif (
+            self.minimum is not None
+            and self.maximum is not None
+            and not self.minimum <= value <= self.maximum
+        ):
             return f"{self.name} = {value} is outside {self.minimum}..{self.maximum}"
         for condition in self.conditions:
             if value in condition.values:
@@ -312,10 +316,14 @@ class TargetSpec(Record):
         _unique("knob", [k.name for k in self.knobs])
         objective = self.probe(self.objective.probe) if self.objective.probe in names else None
         if not isinstance(objective, PairedProbe):
-            raise ValueError(f"objective: probe {self.objective.probe!r} is no probe with method slices or load")
+            raise ValueError(
+                f"objective: probe {self.objective.probe!r} is no probe with method slices or load"
+            )
         for guardrail in self.guardrails:
             if guardrail.probe != self.objective.probe:
-                raise ValueError(f"guardrail {guardrail.metric}: must be measured by {self.objective.probe!r}")
+                raise ValueError(
+                    f"guardrail {guardrail.metric}: must be measured by {self.objective.probe!r}"
+                )
         if self.knobs and self.launch_file is None:
             raise ValueError("knobs need a [launch_file] that holds their values")
         uses_server = any(isinstance(p, LoadProbe | LogprobsProbe) for p in self.probes)

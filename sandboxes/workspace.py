@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -20,9 +21,23 @@ from typing import NamedTuple
 from sandboxes.sandbox import SandboxError
 
 MAX_PATCH_BYTES = 1 << 20
-FORBIDDEN_NAMES = frozenset({"conftest.py", ".gitattributes", ".gitmodules", "sitecustomize.py", "usercustomize.py"})
-FORBIDDEN_PARTS = frozenset({".git", ".github", ".gitlab", ".circleci", ".ci", ".githooks"})
+FORBIDDEN_NAMES = frozenset(
+    {
+        "conftest.py", "sitecustomize.py", "usercustomize.py",
+        ".gitattributes", ".gitmodules", ".pre-commit-config.yaml",
+        ".gitlab-ci.yml", ".travis.yml", ".drone.yml", "azure-pipelines.yml", "Jenkinsfile",
+    }
+)  # fmt: skip
+FORBIDDEN_PARTS = frozenset(
+    {".git", ".github", ".gitlab", ".circleci", ".buildkite", ".ci", ".githooks", ".husky"}
+)
 _DATE = "2000-01-01T00:00:00Z"
+_PLAIN = "* -text !eol -filter -ident !working-tree-encoding !diff !merge !whitespace -export-ignore -export-subst\n"
+"""Attributes that outrank those of the tree: what a target's .gitattributes says of line ends, filters and
+exports must not change what is measured."""
+_BINARY = re.compile(r"^(?:GIT binary patch|Binary files .* differ)$", re.MULTILINE)
+_SYMLINK = "120000"
+_SUBMODULE = "160000"
 
 
 class WorkspaceError(SandboxError):
@@ -57,16 +72,23 @@ def _git(directory: Path, *args: str, stdin: bytes = b"", env: dict[str, str] | 
     """Run git without anyone's configuration. Raises WorkspaceError with what git said."""
     clean = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": "/nonexistent", "LC_ALL": "C",
-        "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0",
+        "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0",
         "GIT_AUTHOR_NAME": "infra-agent", "GIT_AUTHOR_EMAIL": "infra-agent@localhost",
         "GIT_COMMITTER_NAME": "infra-agent", "GIT_COMMITTER_EMAIL": "infra-agent@localhost",
         "GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE, **(env or {}),
     }  # fmt: skip
-    fixed = ("core.hooksPath=/dev/null", "core.autocrlf=false", "safe.directory=*", "gc.auto=0", "core.quotePath=false")
+    fixed = (
+        "core.hooksPath=/dev/null", "core.attributesFile=/dev/null", "core.fsmonitor=false", "core.autocrlf=false",
+        "core.quotePath=false", "safe.directory=*", "gc.auto=0",
+    )  # fmt: skip
     options = [part for setting in fixed for part in ("-c", setting)]
     try:
         done = subprocess.run(
-            ["git", *options, "-C", str(directory), *args], input=stdin, capture_output=True, env=clean, check=False
+            ["git", *options, "-C", str(directory), *args],
+            input=stdin,
+            capture_output=True,
+            env=clean,
+            check=False,
         )
     except FileNotFoundError:
         raise WorkspaceError("git is not installed; install it (Debian: apt-get install git)") from None
@@ -91,7 +113,8 @@ class Repository:
         """
         files, origin = _source_files(source)
         path.mkdir(parents=True, exist_ok=True)
-        _git(path, "init", "--quiet", "--bare", ".")
+        _git(path, "init", "--quiet", "--bare", "--template=", ".")
+        _ignore_attributes(path)
         with tempfile.TemporaryDirectory(prefix="infra-agent-") as staged:
             for name in files:
                 if matches(PurePosixPath(name), hidden):
@@ -107,8 +130,11 @@ class Repository:
         """Write the files of a commit into `destination`, without any .git."""
         archive = _git(self.path, "archive", "--format=tar", commit)
         destination.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(destination, filter="data")
+        try:
+            with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+                tar.extractall(destination, filter="data")
+        except (tarfile.TarError, OSError) as error:
+            raise WorkspaceError(f"{commit[:12]} can't be checked out: {error}") from error
 
     def apply(self, parent: str, patch: str, edit: Callable[[Path], None]) -> str:
         """Apply `patch` to `parent`, let `edit` change the tree further, and commit. The same change on the same
@@ -119,13 +145,20 @@ class Repository:
             tree = Path(directory) / "tree"
             self.checkout(parent, tree)
             if patch.strip():
+                before = _symlinks(tree)
                 self._apply_patch(tree, patch)
+                # Looked at before `edit`, which would write through a link.
+                if added := sorted(_symlinks(tree).items() - before.items()):
+                    raise PatchRefused(f"{added[0][0]}: a change may not add symbolic links")
             edit(tree)
             return self._commit(tree, parent, "a change")
 
     def _apply_patch(self, tree: Path, patch: str) -> None:
+        if _BINARY.search(patch):
+            raise PatchRefused("the patch holds binary data, which nobody can review")
         text = patch if patch.endswith("\n") else patch + "\n"
-        _git(tree, "init", "--quiet", ".")
+        _git(tree, "init", "--quiet", "--template=", ".")
+        _ignore_attributes(tree / ".git")
         try:
             _git(tree, "apply", "--whitespace=nowarn", "-", stdin=text.encode())
         except WorkspaceError as error:
@@ -150,7 +183,9 @@ class Repository:
 
     def diff(self, before: str, after: str) -> str:
         """The unified diff between two commits."""
-        return _git(self.path, "diff", "--no-ext-diff", "--no-textconv", before, after).decode("utf-8", "replace")
+        return _git(self.path, "diff", "--no-ext-diff", "--no-textconv", before, after).decode(
+            "utf-8", "replace"
+        )
 
     def changed(self, before: str, after: str) -> list[ChangedFile]:
         """The files that differ between two commits."""
@@ -163,25 +198,67 @@ class Repository:
         return found
 
 
+def _ignore_attributes(git_directory: Path) -> None:
+    """Let no attribute of the tree act in a repository."""
+    (git_directory / "info").mkdir(exist_ok=True)
+    (git_directory / "info" / "attributes").write_text(_PLAIN, encoding="ascii")
+
+
+def _symlinks(tree: Path) -> dict[str, str]:
+    """The symbolic links below `tree` and where they lead."""
+    found = {}
+    for directory, subdirectories, files in os.walk(tree):
+        for name in (*subdirectories, *files):
+            path = Path(directory) / name
+            if path.is_symlink():
+                found[str(path.relative_to(tree))] = str(path.readlink())
+    return found
+
+
 def _source_files(source: Path) -> tuple[list[str], str]:
-    """The target's files, and the user's commit if it is under git. Raises SourceDirty, WorkspaceError."""
+    """The target's files and links, and the user's commit if it is under git. Raises SourceDirty, WorkspaceError."""
     if not source.is_dir():
         raise WorkspaceError(f"{source} is not a directory")
+    tracked, commit = _tracked_files(source)
+    for name in tracked:
+        path = source / name
+        if path.is_symlink():
+            _refuse_outside(source, path)
+        elif path.is_dir():
+            raise WorkspaceError(
+                f"{path} is a submodule that is not checked out; run `git submodule update --init`"
+            )
+    return tracked, commit
+
+
+def _tracked_files(source: Path) -> tuple[list[str], str]:
+    """What git tracks below `source` and its commit; where git tracks nothing, all files and no commit."""
     try:
-        _git(source, "rev-parse", "--is-inside-work-tree")
-        commit = _git(source, "rev-parse", "HEAD").decode().strip()
-        tracked = [f for f in _git(source, "ls-files", "-z", ".").decode().split("\0") if f]
-    except WorkspaceError:
-        commit, tracked = "", []
+        commit = _git(source, "rev-parse", "--verify", "HEAD").decode().strip()
+        listed = _git(source, "ls-files", "--recurse-submodules", "-z", ".")
+    except WorkspaceError as error:
+        if not any(reason in str(error) for reason in ("not a git repository", "Needed a single revision")):
+            raise
+        listed = b""
+    tracked = [os.fsdecode(name) for name in listed.split(b"\0") if name]
     if not tracked:
-        paths = sorted(p for p in source.rglob("*") if p.is_file() and not p.is_symlink())
-        ignored = {"__pycache__", ".git"}
-        names = [str(p.relative_to(source)) for p in paths if not ignored & set(p.relative_to(source).parts)]
-        return names, ""
-    status = _git(source, "status", "--porcelain", "-z", "--no-renames", ".").decode().split("\0")
-    if dirty := [line for line in status if line.strip()]:
+        paths = sorted(p for p in source.rglob("*") if p.is_file() or p.is_symlink())
+        names = [p.relative_to(source) for p in paths]
+        return [str(n) for n in names if not {"__pycache__", ".git"} & set(n.parts)], ""
+    status = _git(source, "status", "--porcelain", "-z", "--no-renames", ".").decode("utf-8", "replace")
+    if dirty := [line for line in status.split("\0") if line.strip()]:
         raise SourceDirty(source, dirty)
-    return [f for f in tracked if (source / f).is_file()], commit
+    return tracked, commit
+
+
+def _refuse_outside(source: Path, link: Path) -> None:
+    """A link that leads out of the target would lead elsewhere in every copy of it."""
+    leads = os.path.normpath(link.parent / link.readlink())
+    if link.readlink().is_absolute() or not Path(leads).is_relative_to(os.path.normpath(source)):
+        raise WorkspaceError(
+            f"{link} is a symbolic link that leads out of the target, to {link.readlink()}; replace it by a file or "
+            "a relative link inside the target"
+        )
 
 
 def protect(changes: Sequence[ChangedFile], editable: Sequence[str], protected: Sequence[str]) -> str | None:
@@ -190,7 +267,7 @@ def protect(changes: Sequence[ChangedFile], editable: Sequence[str], protected: 
         return "the change changes nothing"
     for change in changes:
         path = PurePosixPath(change.path)
-        if change.new_mode in ("120000", "160000"):
+        if change.new_mode in (_SYMLINK, _SUBMODULE):
             return f"{change.path}: a change may not add symbolic links or submodules"
         if path.name in FORBIDDEN_NAMES or FORBIDDEN_PARTS & set(path.parts):
             return f"{change.path}: hooks, CI files, conftest.py and git attributes are never editable"
@@ -204,11 +281,15 @@ def protect(changes: Sequence[ChangedFile], editable: Sequence[str], protected: 
 
 
 def matches(path: PurePosixPath, patterns: Sequence[str]) -> bool:
-    """Whether a path is one of the patterns, lies below one, or matches one as a glob of the same depth."""
+    """Whether a path is one of the patterns, matches one as a glob of the same depth, or lies below what one is
+    or matches."""
+    places = (path, *path.parents)
     for pattern in patterns:
         wanted = PurePosixPath(pattern)
-        if path == wanted or wanted in path.parents:
+        if wanted in places:
             return True
-        if len(wanted.parts) == len(path.parts) and path.match(pattern):
+        if any(
+            len(wanted.parts) == len(place.parts) and place.match(pattern) for place in places if place.parts
+        ):
             return True
     return False
