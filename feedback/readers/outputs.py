@@ -33,8 +33,14 @@ def read(path: Path, probe: str, stage: str) -> list[Observation]:
                 value = rms_ratio(outputs.get(name) if isinstance(outputs, dict) else None, decode(truth[name]))
                 points.append(
                     ParityPoint(
-                        probe=probe, case={**case, "seed": line["seed"]}, tensor=name, measure="rms_ratio",
-                        value=value, tolerance=line["tolerance"], arm=line["arm"], stage=stage,
+                        probe=probe,
+                        case={**case, "seed": line["seed"]},
+                        tensor=name,
+                        measure="rms_ratio",
+                        value=value,
+                        tolerance=line["tolerance"],
+                        arm=line["arm"],
+                        stage=stage,
                     )  # fmt: skip
                 )
         except (KeyError, TypeError, ValueError) as error:
@@ -47,18 +53,24 @@ def decode(array: Any) -> NDArray[np.float64]:
     try:
         data = base64.b64decode(array["data"], validate=True)
         values = np.frombuffer(data, dtype=_DTYPES[array["dtype"]]).reshape(array["shape"])
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, binascii.Error) as error:
         raise ValueError(f"not an array: {error}") from error
-    return values.astype(np.float64)
+    with np.errstate(all="ignore"):  # a signalling NaN of a candidate is data, not a warning
+        return values.astype(np.float64)
 
 
 def rms_ratio(array: Any, truth: NDArray[np.float64]) -> float:
-    """RMS(output - truth) / RMS(truth); infinite when the output can't be compared."""
+    """RMS(output - truth) / RMS(truth); infinite when the output can't be compared. Raises ValueError when the
+    truth is no truth: empty or not finite."""
+    if truth.size == 0 or not np.isfinite(truth).all():
+        raise ValueError("the oracle's values are empty or not finite")
     try:
         output = decode(array)
     except ValueError:
         return math.inf
     if output.shape != truth.shape or not np.isfinite(output).all():
         return math.inf
-    scale = float(np.sqrt(np.mean(truth**2)))
-    return float(np.sqrt(np.mean((output - truth) ** 2))) / max(scale, 1e-300)
+    with np.errstate(over="ignore"):
+        scale = float(np.sqrt(np.mean(truth**2)))
+        error = float(np.sqrt(np.mean((output - truth) ** 2)))
+    return error / max(scale, 1e-300)

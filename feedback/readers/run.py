@@ -11,7 +11,8 @@ from sandboxes.results import Artefact, Run, StepResult
 
 
 def read(run: Run) -> list[Observation]:
-    """All observations of a run. Raises Unreadable with file and line when an artefact is broken."""
+    """All observations of a run. Raises Unreadable with file and line when an artefact is broken, OSError
+    when it is not there."""
     return [
         *steps(run.steps),
         *(o for artefact in run.artefacts for o in read_artefact(run.directory, artefact)),

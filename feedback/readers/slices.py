@@ -27,14 +27,19 @@ def lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read(path: Path, probe: str, stage: str, check_tolerance: float = 1e-4) -> list[Observation]:
-    """Slice times in seconds, agreement of the arms' checksums, and disturbed pairs. Raises Unreadable."""
+    """Slice times in seconds, agreement of the arms' checksums, and disturbed pairs. Raises Unreadable.
+
+    `check_tolerance` holds where the lines don't say their own.
+    """
     found: list[Observation] = []
-    checks: dict[tuple[int, int], dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    checks: dict[tuple[int, int, int], dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for number, line in lines(path):
         try:
             if line.get("type") == "slice":
                 found.append(_measurement(line, probe, stage))
-                checks[line["pair"], line["block"]][line["arm"]].append(line["record"].get("check"))
+                place = (line["pair"], line["block"], line["seed"])
+                checks[place][line["arm"]].append(line["record"].get("check"))
+                check_tolerance = float(line.get("check_tolerance", check_tolerance))
             elif line.get("type") == "pair":
                 found += pair_events(line, probe, stage)
         except (KeyError, TypeError, ValueError) as error:
@@ -56,37 +61,48 @@ def pair_events(line: dict[str, Any], probe: str, stage: str) -> list[RuntimeEve
     shares = line["contention"]
     name = "disturbed_pair_kept" if line["kept"] else "disturbed_pair_repeated"
     message = f"foreign CPU {shares['foreign_cpu_share']:.0%}, steal {shares['steal_share']:.0%}"
-    return [
-        RuntimeEvent(
-            probe=probe, source="contention", name=name, level="warning", message=message, stage=stage
-        )
-    ]
+    return [RuntimeEvent(probe=probe, source="contention", name=name, level="warning", message=message, stage=stage)]
 
 
 def _agreement(
-    checks: dict[tuple[int, int], dict[str, list[Any]]], probe: str, stage: str, tolerance: float
+    checks: dict[tuple[int, int, int], dict[str, list[Any]]], probe: str, stage: str, tolerance: float
 ) -> list[Observation]:
     """One parity point: the largest relative difference between the arms' checksums of the same work."""
     if not any(values for by_arm in checks.values() for values in by_arm.get("baseline", []) if values):
         return []
     worst = max(_difference(by_arm) for by_arm in checks.values())
+    blocks = {(pair, block) for pair, block, _ in checks}
     return [
         ParityPoint(
-            probe=probe, case={"blocks": len(checks)}, tensor="check", measure="relative_difference",
+            probe=probe, case={"blocks": len(blocks)}, tensor="check", measure="relative_difference",
             value=worst, tolerance=tolerance, stage=stage,
         )
     ]  # fmt: skip
 
 
 def _difference(by_arm: dict[str, list[Any]]) -> float:
-    reference = by_arm["baseline"][0]
+    """The largest relative difference inside one block's results for one seed; infinite where two can't be
+    compared or an arm is missing. What an arm answers is not to be trusted to be of any form."""
+    if not (by_arm["baseline"] and by_arm["candidate"]):
+        return math.inf
+    reference, *others = (*by_arm["baseline"], *by_arm["candidate"])
+    if not isinstance(reference, list):
+        return math.inf
     worst = 0.0
-    for other in (*by_arm["baseline"][1:], *by_arm["candidate"]):
+    for other in others:
         if not isinstance(other, list) or len(other) != len(reference):
             return math.inf
-        for a, b in zip(reference, other, strict=True):
-            if not (isinstance(a, int | float) and isinstance(b, int | float)):
-                return math.inf
-            gap = abs(a - b) / max(abs(a), abs(b), 1e-30) if a != b else 0.0
-            worst = max(worst, gap if math.isfinite(gap) else math.inf)
+        worst = max(worst, *(_gap(a, b) for a, b in zip(reference, other, strict=True)), 0.0)
     return worst
+
+
+def _gap(a: Any, b: Any) -> float:
+    if not (isinstance(a, int | float) and isinstance(b, int | float)):
+        return math.inf
+    try:
+        x, y = float(a), float(b)
+    except OverflowError:
+        return math.inf
+    if not (math.isfinite(x) and math.isfinite(y)):
+        return math.inf
+    return abs(x - y) / max(abs(x), abs(y), 1e-30)
