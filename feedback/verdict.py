@@ -18,6 +18,9 @@ class VerdictKind(StrEnum):
     INVALID = "invalid"
 
 
+_HELD = ("holds", "better", "same")
+
+
 class Verdict(Record):
     """The verdict and its reasons, most important first."""
 
@@ -42,16 +45,14 @@ def judge(signals: Sequence[Signal]) -> Verdict:
         return Verdict(kind=VerdictKind.REJECT, reasons=tuple(broken))
     if not objectives:
         undecided = [s.reason or s.message for s in gates if s.finding in ("inconclusive", "abstained")]
-        return Verdict(
-            kind=VerdictKind.INCONCLUSIVE, reasons=tuple(undecided) or ("the objective was not measured",)
-        )
-    objective = objectives[0]
-    if objective.finding in ("worse", "same"):
-        return Verdict(kind=VerdictKind.REJECT, reasons=(objective.message,))
-    undecided = [
-        s.message for s in (*objectives, *guardrails, *gates) if s.finding in ("inconclusive", "abstained")
-    ]
+        return Verdict(kind=VerdictKind.INCONCLUSIVE, reasons=tuple(undecided) or ("the objective was not measured",))
+    lost = [s.message for s in objectives if s.finding in ("worse", "same", "violates")]
+    if lost:
+        return Verdict(kind=VerdictKind.REJECT, reasons=tuple(lost))
+    # Only what was clearly found counts: anything else, abstentions included, leaves the question open.
+    undecided = [s.message for s in objectives if s.finding != "better"]
+    undecided += [s.message for s in (*guardrails, *gates) if s.finding not in _HELD]
     if undecided:
         return Verdict(kind=VerdictKind.INCONCLUSIVE, reasons=tuple(undecided))
-    held = [s.message for s in guardrails]
-    return Verdict(kind=VerdictKind.ACCEPT, reasons=(objective.message, *held))
+    won = (*objectives, *guardrails)
+    return Verdict(kind=VerdictKind.ACCEPT, reasons=tuple(s.message for s in won))

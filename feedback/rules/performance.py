@@ -29,17 +29,36 @@ REAL_CHANGE_OF_WORK = 0.001
 
 
 def bench_delta(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
-    """The objective and every guardrail that was measured in pairs."""
-    measurements = [o for o in observations if isinstance(o, Measurement)]
+    """The objective and every guardrail whose probe was measured in pairs; what the probe says nothing of, or
+    nothing possible, is abstained from, so that no guardrail holds by silence."""
+    measurements = [o for o in observations if isinstance(o, Measurement) and o.stage == criteria.stage]
     signals = []
     for criterion in (criteria.objective, *criteria.guardrails):
         of_probe = [m for m in measurements if m.probe == criterion.probe]
-        units = paired_units(of_probe, criterion.metric, criteria.stage)
-        if not units.values:
+        if not of_probe:
             continue
-        is_objective = criterion is criteria.objective
-        signals.append(_objective(units, criteria) if is_objective else _guardrail(units, criterion, criteria))
+        try:
+            units = paired_units(of_probe, criterion.metric, criteria.stage)
+        except ValueError as error:
+            signals.append(_abstained(criterion, criteria, str(error)))
+            continue
+        if not units.values:
+            signals.append(_abstained(criterion, criteria, "no undisturbed, complete pair holds it"))
+        elif criterion is criteria.objective:
+            signals.append(_objective(units, criteria))
+        else:
+            signals.append(_guardrail(units, criterion, criteria))
     return signals
+
+
+def _abstained(criterion: MetricCriterion, criteria: Criteria, reason: str) -> Signal:
+    is_objective = criterion is criteria.objective
+    return Signal(
+        rule_id="performance.bench_delta" if is_objective else "performance.guardrail",
+        level="warning", finding="abstained", role="objective" if is_objective else "guardrail",
+        message=f"{criterion.metric} was not measured by {criterion.probe}: {reason}"[:400],
+        locations=criteria.changed, reason=reason,
+    )  # fmt: skip
 
 
 def effect(units: Units, criterion: MetricCriterion, criteria: Criteria) -> Effect | None:
@@ -128,14 +147,28 @@ def instructions(observations: Sequence[Observation], criteria: Criteria) -> lis
         if (probe, "baseline") not in counts or (probe, "candidate") not in counts:
             continue
         before, after = fmean(counts[probe, "baseline"]), fmean(counts[probe, "candidate"])
+        if not (before > 0 and after > 0):
+            signals.append(_uncounted(probe, before, after, criteria))
+            continue
         change = after / before - 1
         what = "the same work" if abs(change) <= REAL_CHANGE_OF_WORK else "less work" if change < 0 else "more work"
         signals.append(
             Signal(
-                rule_id="performance.instructions", level="note", finding="observed",
+                rule_id="performance.instructions",
+                level="note",
+                finding="observed",
                 message=f"{probe}: {before:.4g} -> {after:.4g} instructions ({change:+.2%}): {what}",
                 locations=criteria.changed,
                 next=("compare wall time: instruction counts are blind to caches, vector width and waiting",),
             )  # fmt: skip
         )
     return signals
+
+
+def _uncounted(probe: str, before: float, after: float, criteria: Criteria) -> Signal:
+    reason = f"{before:g} instructions in the baseline, {after:g} in the candidate: what is counted did not run"
+    return Signal(
+        rule_id="performance.instructions", level="warning", finding="abstained",
+        message=f"{probe}: {reason}"[:400], locations=criteria.changed, reason=reason,
+        next=("check that the counted function is still there under its name, and called",),
+    )  # fmt: skip
