@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from feedback.observations import Scalar
 from sandboxes.results import Record
@@ -134,6 +134,14 @@ class Signal(Record):
     role: Literal["objective", "guardrail", "gate", "information"] = "information"
     """What the verdict uses it for."""
 
+    @field_validator("message", "reason", mode="before")
+    @classmethod
+    def _printable(cls, text: object) -> object:
+        """Messages quote what programs said; nothing in them may steer a terminal or a page."""
+        if not isinstance(text, str):
+            return text
+        return "".join(c if c.isprintable() else " " for c in text)
+
     @model_validator(mode="after")
     def _complete(self) -> Signal:
         if self.finding in ("better", "worse") and self.effect is None:
@@ -144,7 +152,10 @@ class Signal(Record):
 
     @property
     def fingerprint(self) -> str:
-        """Identity across runs: the rule and its places, without values."""
+        """Identity across runs: the rule and its places, without values and seeds."""
         places = [location.model_dump(exclude={"value", "was"}) for location in self.locations]
+        for place in places:
+            if isinstance(condition := place.get("condition"), dict):
+                condition.pop("seed", None)
         text = json.dumps([self.rule_id, places], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
