@@ -1,4 +1,4 @@
-"""Signals as text within a token budget: gates first, then the objective, then the rest by level."""
+"""Signals as text within a token budget: errors first, then warnings, then notes; gates lead each of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ _LEVELS = {"error": 0, "warning": 1, "note": 2}
 
 
 def digest(signals: Sequence[Signal], budget_tokens: int = 1500) -> str:
-    """The signals as lines; what does not fit is counted, never dropped silently."""
-    budget = budget_tokens * CHARS_PER_TOKEN
+    """The signals as lines. What does not fit is counted, never dropped silently; the count itself stands
+    beyond the budget."""
+    left = budget_tokens * CHARS_PER_TOKEN
     ordered = sorted(signals, key=lambda s: (_LEVELS[s.level], _ROLES[s.role]))
     lines: list[str] = []
-    used = 0
-    for n, signal in enumerate(ordered):
+    for signal in ordered:
         text = render(signal)
-        if used + len(text) > budget:
-            lines.append(f"... {len(ordered) - n} more signals")
+        left -= len(text) + 1
+        if left < 0:
+            n_cut = len(ordered) - len(lines)
+            lines.append(f"... {n_cut} more signal{'s' if n_cut > 1 else ''}")
             break
         lines.append(text)
-        used += len(text) + 1
     return "\n".join(lines)
 
 
@@ -50,8 +51,10 @@ def place(location: Location) -> str:
     """A location in a few words."""
     match location.kind:
         case "code":
-            return location.file + (f":{location.line}" if location.line else "") + (
-                f" {location.symbol}" if location.symbol else ""
+            return (
+                location.file
+                + (f":{location.line}" if location.line else "")
+                + (f" {location.symbol}" if location.symbol else "")
             )
         case "param":
             return f"{location.name}={location.value} (was {location.was})"
