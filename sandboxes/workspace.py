@@ -28,9 +28,7 @@ FORBIDDEN_NAMES = frozenset(
         ".gitlab-ci.yml", ".travis.yml", ".drone.yml", "azure-pipelines.yml", "Jenkinsfile",
     }
 )  # fmt: skip
-FORBIDDEN_PARTS = frozenset(
-    {".git", ".github", ".gitlab", ".circleci", ".buildkite", ".ci", ".githooks", ".husky"}
-)
+FORBIDDEN_PARTS = frozenset({".git", ".github", ".gitlab", ".circleci", ".buildkite", ".ci", ".githooks", ".husky"})
 _DATE = "2000-01-01T00:00:00Z"
 _PLAIN = "* -text !eol -filter -ident !working-tree-encoding !diff !merge !whitespace -export-ignore -export-subst\n"
 """Attributes that outrank those of the tree: what a target's .gitattributes says of line ends, filters and
@@ -49,9 +47,7 @@ class SourceDirty(Exception):
 
     def __init__(self, directory: Path, files: Sequence[str]) -> None:
         listed = "\n".join(f"  {f}" for f in files[:10]) + ("\n  ..." if len(files) > 10 else "")
-        super().__init__(
-            f"{directory} has uncommitted changes; commit or stash them, then run again:\n{listed}"
-        )
+        super().__init__(f"{directory} has uncommitted changes; commit or stash them, then run again:\n{listed}")
 
 
 class PatchRefused(Exception):
@@ -72,14 +68,15 @@ def _git(directory: Path, *args: str, stdin: bytes = b"", env: dict[str, str] | 
     """Run git without anyone's configuration. Raises WorkspaceError with what git said."""
     clean = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": "/nonexistent", "LC_ALL": "C",
-        "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0",
+        "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
         "GIT_AUTHOR_NAME": "infra-agent", "GIT_AUTHOR_EMAIL": "infra-agent@localhost",
         "GIT_COMMITTER_NAME": "infra-agent", "GIT_COMMITTER_EMAIL": "infra-agent@localhost",
         "GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE, **(env or {}),
     }  # fmt: skip
     fixed = (
-        "core.hooksPath=/dev/null", "core.attributesFile=/dev/null", "core.fsmonitor=false", "core.autocrlf=false",
-        "core.quotePath=false", "safe.directory=*", "gc.auto=0",
+        "core.hooksPath=/dev/null", "core.attributesFile=/dev/null", "core.fsmonitor=false", "safe.directory=*",
+        "core.autocrlf=false", "core.quotePath=false", "gc.auto=0",
     )  # fmt: skip
     options = [part for setting in fixed for part in ("-c", setting)]
     try:
@@ -183,9 +180,7 @@ class Repository:
 
     def diff(self, before: str, after: str) -> str:
         """The unified diff between two commits."""
-        return _git(self.path, "diff", "--no-ext-diff", "--no-textconv", before, after).decode(
-            "utf-8", "replace"
-        )
+        return _git(self.path, "diff", "--no-ext-diff", "--no-textconv", before, after).decode("utf-8", "replace")
 
     def changed(self, before: str, after: str) -> list[ChangedFile]:
         """The files that differ between two commits."""
@@ -220,14 +215,14 @@ def _source_files(source: Path) -> tuple[list[str], str]:
     if not source.is_dir():
         raise WorkspaceError(f"{source} is not a directory")
     tracked, commit = _tracked_files(source)
+    if not tracked:
+        raise WorkspaceError(f"{source} holds no files")
     for name in tracked:
         path = source / name
         if path.is_symlink():
             _refuse_outside(source, path)
         elif path.is_dir():
-            raise WorkspaceError(
-                f"{path} is a submodule that is not checked out; run `git submodule update --init`"
-            )
+            raise WorkspaceError(f"{path} is a submodule that is not checked out; run `git submodule update --init`")
     return tracked, commit
 
 
@@ -288,8 +283,6 @@ def matches(path: PurePosixPath, patterns: Sequence[str]) -> bool:
         wanted = PurePosixPath(pattern)
         if wanted in places:
             return True
-        if any(
-            len(wanted.parts) == len(place.parts) and place.match(pattern) for place in places if place.parts
-        ):
+        if any(len(wanted.parts) == len(place.parts) and place.match(pattern) for place in places if place.parts):
             return True
     return False
