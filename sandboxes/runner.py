@@ -139,9 +139,7 @@ def _measure_pair(
         with away_from(schedule.cpus):
             pids = [pid for arm in arms.values() for pid in arm.pids()]
             before = sample(schedule.cpus, pids)
-            slices = [
-                line for block in range(schedule.blocks) for line in _block(arms, block, pair, params, rng)
-            ]
+            slices = [line for block in range(schedule.blocks) for line in _block(arms, block, pair, params, rng)]
             # What an arm started meanwhile is its own too.
             after = sample(schedule.cpus, {*pids, *(pid for arm in arms.values() for pid in arm.pids())})
     n_cpus = len(schedule.cpus) or os.cpu_count() or 1

@@ -23,18 +23,14 @@ MAX_CHECK = 4096
 class WorkerArm:
     """One arm of a comparison whose slices are answered by a worker process."""
 
-    def __init__(
-        self, name: ArmName, sandbox: Sandbox, command: Sequence[str], slice_timeout_s: float
-    ) -> None:
+    def __init__(self, name: ArmName, sandbox: Sandbox, command: Sequence[str], slice_timeout_s: float) -> None:
         """Start the worker and wait for its ready line. Raises ProcessFailed if it does not become ready."""
         self.name = name
         self._slice_timeout_s = slice_timeout_s
         self._process = sandbox.start(command)
         ready = self._answer(READY_TIMEOUT_S, "waiting for the worker's ready line")
         if ready.get("ready") is not True or ready.get("protocol") != PROTOCOL:
-            raise ProcessFailed(
-                self._process.stop(), f"the worker's first line was not a ready line: {ready}"
-            )
+            raise ProcessFailed(self._process.stop(), f"the worker's first line was not a ready line: {ready}")
 
     def slice(self, number: int, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:
         """Ask for one slice; returns the worker's answer with our `duration_s`. Raises ProcessFailed."""
@@ -45,13 +41,9 @@ class WorkerArm:
         duration_s = (time.perf_counter_ns() - started) / 1e9
         answer = self._parse(line, f"slice {number}")
         if "error" in answer:
-            raise ProcessFailed(
-                self._process.stop(), f"slice {number}: worker error {answer['error']!r:.300}"
-            )
+            raise ProcessFailed(self._process.stop(), f"slice {number}: worker error {answer['error']!r:.300}")
         if answer.get("slice") != number:
-            raise ProcessFailed(
-                self._process.stop(), f"asked for slice {number}, got {answer.get('slice')!r}"
-            )
+            raise ProcessFailed(self._process.stop(), f"asked for slice {number}, got {answer.get('slice')!r}")
         return {**self._checked(answer, number), "duration_s": duration_s}
 
     def _checked(self, answer: dict[str, Any], number: int) -> dict[str, Any]:
@@ -85,16 +77,12 @@ class WorkerArm:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise ProcessFailed(
-                self._process.stop(), f"{during}: the worker's line is no JSON object: {line[:200]!r}"
-            )
+            raise ProcessFailed(self._process.stop(), f"{during}: the worker's line is no JSON object: {line[:200]!r}")
         return answer
 
 
 def _is_check(check: Any) -> bool:
-    return (
-        isinstance(check, list) and len(check) <= MAX_CHECK and all(isinstance(n, int | float) for n in check)
-    )
+    return isinstance(check, list) and len(check) <= MAX_CHECK and all(isinstance(n, int | float) for n in check)
 
 
 def _is_outputs(outputs: Any) -> bool:
