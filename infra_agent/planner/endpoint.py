@@ -1,0 +1,178 @@
+"""One chat completion from an OpenAI-compatible endpoint: time limits, retries, errors that say what to do.
+
+The only home of the `openai` package and of the HTTP errors that it lets through. Returns the body as it came,
+so that it can be journalled word for word. The key appears nowhere but in the request's header.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+import httpx2
+import openai
+from openai import OpenAI
+
+from infra_agent.domain import now
+from infra_agent.errors import ModelUnavailable, WrongUse
+from infra_agent.planner.fence import neutral
+from infra_agent.settings import Settings
+
+MAX_BODY_BYTES = 8 << 20
+OR_SEARCH = "or use --planner search, which needs no model"
+
+
+class Patience(NamedTuple):
+    """How long an endpoint is waited for."""
+
+    call_s: float = 180.0
+    """One call, from the request to the last byte of the answer."""
+    connect_s: float = 10.0
+    tries: int = 3
+    backoff_s: float = 1.0
+    """Before the second try; doubled for each further one."""
+    total_wait_s: float = 30.0
+    """All waiting between the tries of one call together."""
+
+
+class Answered(NamedTuple):
+    """A body and how long it took."""
+
+    body: str
+    duration_s: float
+
+
+class _TryAgain(Exception):
+    """The endpoint may answer when asked again."""
+
+    def __init__(self, cause: str, after_s: float | None = None) -> None:
+        super().__init__(cause)
+        self.after_s = after_s
+
+
+class Endpoint:
+    """The endpoint that the settings name."""
+
+    def __init__(self, settings: Settings, patience: Patience) -> None:
+        self._model = settings.model
+        self._key = settings.openai_api_key
+        self._patience = patience
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise WrongUse("OPENAI_API_KEY holds characters that no key has; set it again")
+        try:
+            self._client = OpenAI(
+                api_key=settings.openai_api_key or "none",
+                base_url=settings.openai_base_url or None,
+                max_retries=0,
+                timeout=httpx2.Timeout(patience.call_s, connect=min(patience.connect_s, patience.call_s)),
+            )
+        except httpx2.InvalidURL as error:
+            raise WrongUse(f"OPENAI_BASE_URL is no URL: {error}") from error
+        url = self._client.base_url
+        if url.scheme not in ("http", "https"):
+            raise WrongUse("OPENAI_BASE_URL must begin with http:// or https://; mend it or unset it")
+        self.address = str(url.copy_with(username=None, password=None, query=None, fragment=None))
+
+    def complete(self, request: dict[str, Any], check: Callable[[str], object]) -> Answered:
+        """The body of the answer to a chat completion request, once `check` finds no fault with it.
+
+        A busy, failing or unreachable endpoint and a body that `check` raises ValueError for are tried again.
+        Raises ModelUnavailable with the endpoint, the cause and what to do.
+        """
+        started = time.monotonic()
+        waited = 0.0
+        for attempt in range(1, self._patience.tries + 1):
+            try:
+                body = self._hide(self._once(request))
+                self._check(body, check)
+                return Answered(body, time.monotonic() - started)
+            except _TryAgain as failure:
+                wait_s = self._patience.backoff_s * 2 ** (attempt - 1)
+                wait_s = wait_s if failure.after_s is None else failure.after_s
+                waited += wait_s
+                if attempt == self._patience.tries or waited > self._patience.total_wait_s:
+                    asks = f" It asks to wait {failure.after_s:.0f} s." if failure.after_s else ""
+                    raise self._unavailable(f"{failure} (tried {attempt} times).{asks}") from failure
+            time.sleep(wait_s)
+        raise AssertionError("a try either returns or raises")
+
+    def _check(self, body: str, check: Callable[[str], object]) -> None:
+        try:
+            check(body)
+        except ValueError as error:
+            raise _TryAgain(f"what it answered is no chat completion: {error}") from error
+
+    def _once(self, request: dict[str, Any]) -> str:
+        deadline = time.monotonic() + self._patience.call_s
+        create = self._client.chat.completions.with_streaming_response.create
+        try:
+            with create(**request) as response:
+                return self._body(response.iter_bytes(), deadline)
+        except (openai.APITimeoutError, httpx2.TimeoutException) as error:
+            raise self._too_slow() from error
+        except openai.APIConnectionError as error:
+            raise _TryAgain(f"it can't be reached: {error.__cause__ or error}") from error
+        except httpx2.HTTPError as error:
+            raise _TryAgain(f"the connection broke: {error}") from error
+        except openai.APIStatusError as error:
+            raise self._refused(error) from None  # its text may repeat the key; ours does not
+
+    def _body(self, chunks: Any, deadline: float) -> str:
+        parts: list[bytes] = []
+        size = 0
+        for chunk in chunks:
+            parts.append(chunk)
+            size += len(chunk)
+            if size > MAX_BODY_BYTES:
+                raise self._unavailable(f"its answer is longer than {MAX_BODY_BYTES >> 20} MiB.")
+            if time.monotonic() > deadline:  # an endpoint that keeps sending blanks is slow too
+                raise self._too_slow()
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def _refused(self, error: openai.APIStatusError) -> Exception:
+        """What an HTTP status means, and what to do about it."""
+        status, said = error.status_code, f"HTTP {error.status_code}: {self._said(error)}"
+        if status in (401, 403):
+            return self._unavailable(f"it refuses the key ({said}). Set OPENAI_API_KEY,")
+        if status == 404:
+            return self._unavailable(
+                f"it knows no model {self._model!r}, or has no chat completions at this address ({said}). "
+                "Check INFRA_AGENT_MODEL and that OPENAI_BASE_URL is the part before /chat/completions,"
+            )
+        if status == 429 and error.code == "insufficient_quota":
+            return self._unavailable(f"its quota is used up ({said}). Add credit, use another endpoint,")
+        if status in (408, 409, 429) or status >= 500:
+            return _TryAgain(said, _retry_after(error.response.headers))
+        return self._unavailable(
+            f"it refuses the request ({said}). The planner needs a model with tool calling; try another one,"
+        )
+
+    def _said(self, error: openai.APIStatusError) -> str:
+        return self._hide(" ".join(neutral(str(error.message)).split()))[:300]
+
+    def _too_slow(self) -> ModelUnavailable:
+        return self._unavailable(f"it did not answer within {self._patience.call_s:g} s. Use a faster model,")
+
+    def _unavailable(self, cause: str) -> ModelUnavailable:
+        remedy = OR_SEARCH if cause.endswith(",") else f"Try again later, {OR_SEARCH}"
+        return ModelUnavailable(self._hide(f"the model endpoint {self.address} can't be used: {cause} {remedy}."))
+
+    def _hide(self, text: str) -> str:
+        return text.replace(self._key, "***") if self._key else text
+
+
+def _retry_after(headers: Any) -> float | None:
+    """Seconds that the endpoint asks to wait, from its Retry-After header, if it says so."""
+    value = headers.get("retry-after")
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - now()).total_seconds())
+    except (TypeError, ValueError):
+        return None
