@@ -450,9 +450,7 @@ def test_changes_that_are_none_of_its_own_are_left_aside(experiment: str) -> Non
     campaign = Campaign(THREE, dict.fromkeys("abc"))
     change = Change(patch="--- a\n") if experiment == "patch" else Change(knobs={"gone": 1})
     campaign.knobs["gone"] = 0
-    campaign.record(
-        Proposal(hypothesis=Hypothesis(claim="c"), change=change), VerdictKind.REJECT, effect(0.9, 0.8, 1)
-    )
+    campaign.record(Proposal(hypothesis=Hypothesis(claim="c"), change=change), VerdictKind.REJECT, effect(0.9, 0.8, 1))
     del campaign.knobs["gone"]
     assert campaign.proposed() == {"a": 1}
 
@@ -468,3 +466,39 @@ def test_the_seed_orders_knobs_that_nothing_else_orders() -> None:
     spec = make_spec([among(name, [0, 1, 2], 0, []) for name in "abcdef"])
     firsts = {tuple(Campaign(spec, dict.fromkeys("abcdef")).proposed(seed=seed)) for seed in range(30)}
     assert len(firsts) > 3
+
+
+@pytest.mark.parametrize(
+    ("text", "cores", "value"),
+    [
+        ("cores", 4, 4), ("cores/2", 5, 2), ("cores-1", 4, 3), ("cores * 2", 3, 6), ("cores+1", 1, 2),
+        ("cores-8", 4, 1), ("cores/0", 4, 4), ("cores**9", 4, "cores**9"), ("cores/two", 4, "cores/two"),
+        ("core", 4, "core"), (7, 4, 7),
+    ],
+)  # fmt: skip
+def test_a_value_is_sized_for_the_machine(text: Scalar, cores: int, value: Scalar) -> None:
+    (knob,) = make_spec([whole("threads", None, [])]).knobs
+    assert knob.resolve(text, cores) == value
+
+
+def test_a_word_among_the_choices_is_never_sized() -> None:
+    (knob,) = make_spec([among("pin", ["cores", "sockets"], "cores", [])]).knobs
+    assert knob.resolve("cores", 4) == "cores"
+
+
+@pytest.mark.parametrize(
+    ("suggest", "move", "problem"),
+    [
+        (["cores", 99], {"threads": 1}, "suggest: threads = 99 is outside 1..32"),
+        (["coresss"], {"threads": 1}, "suggest: threads = 'coresss' is not a whole number"),
+        ([], {"thread": "cores"}, "move m: unknown knob 'thread'"),
+        ([], {"threads": 99}, "move m: threads = 99 is outside 1..32"),
+        ([], {}, "at least 1 item"),
+    ],
+)
+def test_suggestions_and_moves_are_checked_when_the_target_is_read(
+    suggest: list[Scalar], move: dict[str, Scalar], problem: str
+) -> None:
+    moves = [{"name": "m", "description": "", "knobs": move}]
+    with pytest.raises(ValueError, match=problem):
+        make_spec([whole("threads", None, suggest)], moves=moves)
