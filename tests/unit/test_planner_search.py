@@ -499,6 +499,6 @@ def test_a_word_among_the_choices_is_never_sized() -> None:
 def test_suggestions_and_moves_are_checked_when_the_target_is_read(
     suggest: list[Scalar], move: dict[str, Scalar], problem: str
 ) -> None:
-    moves = [{"name": "m", "description": "", "knobs": move}]
+    moves: list[dict[str, object]] = [{"name": "m", "description": "", "knobs": move}]
     with pytest.raises(ValueError, match=problem):
         make_spec([whole("threads", None, suggest)], moves=moves)
