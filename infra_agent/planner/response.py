@@ -121,11 +121,7 @@ class Response:
 
     def _hopeful(self, values: Sequence[Scalar]) -> list[Scalar]:
         worse = [v for v, gain in self.gains.items() if gain < -self.worth]
-        return [
-            v
-            for v in values
-            if self.is_allowed(v) and not any(_is_between(w, self.current, v) for w in worse)
-        ]
+        return [v for v in values if self.is_allowed(v) and not any(_is_between(w, self.current, v) for w in worse)]
 
     def scale(self, value: float) -> float:
         """Position on the axis on which steps are even: logarithmic, but for values around zero."""
@@ -137,9 +133,7 @@ class Response:
             inside: list[Scalar] = [c for c in self.knob.choices if is_number(c) and low < c < high]
         else:
             about = 2**position if position >= 0 else position + 1
-            inside = [
-                v for v in (math.floor(about), math.ceil(about)) if low < v < high and self.is_allowed(v)
-            ]
+            inside = [v for v in (math.floor(about), math.ceil(about)) if low < v < high and self.is_allowed(v)]
         return min(inside, key=lambda v: abs(self.scale(float(v)) - position), default=None)
 
 

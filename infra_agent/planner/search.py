@@ -203,13 +203,9 @@ def _text(knobs: Knobs) -> str:
 
 
 def _value(value: Scalar | None) -> str:
-    return (
-        "the engine's default"
-        if value is None
-        else str(value).lower()
-        if value in (True, False)
-        else str(value)
-    )
+    if value is None:
+        return "the engine's default"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _proposal(candidate: Candidate, changed: Knobs, context: Context) -> Proposal:

@@ -55,9 +55,7 @@ PATCH = "--- a/kernel.c\n+++ b/kernel.c\n@@ -1 +1 @@\n-slow\n+fast\r\n"
 def context(*begun: tuple[Role, State]) -> Context:
     proposal = Proposal(hypothesis=Hypothesis(claim="c"), change=Change())
     experiments = tuple(
-        Experiment(
-            id=str(i), campaign_id="c", number=i, role=role, state=state, proposal=proposal, parent_commit="0"
-        )
+        Experiment(id=str(i), campaign_id="c", number=i, role=role, state=state, proposal=proposal, parent_commit="0")
         for i, (role, state) in enumerate(begun)
     )
     return Context(
