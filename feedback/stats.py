@@ -113,9 +113,7 @@ def paired_units(measurements: Iterable[Measurement], metric: str, stage: str = 
         arms[m.arm].append(m.value)
     values = []
     for pair in sorted(blocks):
-        complete = [
-            b for b in blocks[pair].values() if all(len(b.get(arm, ())) == BLOCK // 2 for arm in arms)
-        ]
+        complete = [b for b in blocks[pair].values() if all(len(b.get(arm, ())) == BLOCK // 2 for arm in arms)]
         if complete:
             values.append(median(_log_mean(b["candidate"]) - _log_mean(b["baseline"]) for b in complete))
     return Units(

@@ -41,7 +41,7 @@ def read(path: Path, probe: str, stage: str) -> list[Observation]:
                         tolerance=line["tolerance"],
                         arm=line["arm"],
                         stage=stage,
-                    )  # fmt: skip
+                    )
                 )
         except (KeyError, TypeError, ValueError) as error:
             raise Unreadable(path, number, f"not an outputs line: {error}") from error

@@ -12,9 +12,7 @@ from feedback.signals import ProcessLocation, Signal
 def test_fail(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """One signal a probe: all its tests passed, or which failed and how."""
     outcomes = [
-        o
-        for o in observations
-        if isinstance(o, TestOutcome) and o.arm == "candidate" and o.stage == criteria.stage
+        o for o in observations if isinstance(o, TestOutcome) and o.arm == "candidate" and o.stage == criteria.stage
     ]
     signals = []
     for probe in dict.fromkeys(o.probe for o in outcomes):
@@ -23,18 +21,25 @@ def test_fail(observations: Sequence[Observation], criteria: Criteria) -> list[S
         if not failed:
             signals.append(
                 Signal(
-                    rule_id="correctness.test_fail", level="note", finding="holds", role="gate",
-                    message=f"{probe}: passed ({len(of_probe)})", locations=criteria.changed,
-                )  # fmt: skip
+                    rule_id="correctness.test_fail",
+                    level="note",
+                    finding="holds",
+                    role="gate",
+                    message=f"{probe}: passed ({len(of_probe)})",
+                    locations=criteria.changed,
+                )
             )
             continue
         first = failed[0]
         signals.append(
             Signal(
-                rule_id="correctness.test_fail", level="error", finding="violates", role="gate",
+                rule_id="correctness.test_fail",
+                level="error",
+                finding="violates",
+                role="gate",
                 message=f"{probe}: {len(failed)} of {len(of_probe)} failed; {first.name}: {first.message}"[:400],
                 locations=(*criteria.changed, ProcessLocation(arm="candidate", role=probe)),
-            )  # fmt: skip
+            )
         )
     return signals
 

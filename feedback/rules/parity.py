@@ -24,7 +24,9 @@ def numeric_error(observations: Sequence[Observation], criteria: Criteria) -> li
     for probe in sorted({p.probe for p in points}):
         of_probe = [p for p in points if p.probe == probe]
         broken = sorted((p for p in of_probe if not p.value <= p.tolerance), key=lambda p: -_excess(p))
-        signals.append(_violated(probe, broken, len(of_probe), criteria) if broken else _held(probe, of_probe, criteria))
+        signals.append(
+            _violated(probe, broken, len(of_probe), criteria) if broken else _held(probe, of_probe, criteria)
+        )
     return signals
 
 
@@ -70,10 +72,12 @@ def work_mismatch(observations: Sequence[Observation], criteria: Criteria) -> li
             continue
         signals.append(
             Signal(
-                rule_id="integrity.work_mismatch", level="error", finding="violates",
+                rule_id="integrity.work_mismatch",
+                level="error",
+                finding="violates",
                 message=f"{o.probe}: for the same seeds the arms' results differ by {o.value:.3g} (allowed "
                 f"{o.tolerance:.3g}): their times don't compare the same work",
                 locations=criteria.changed,
-            )  # fmt: skip
+            )
         )
     return signals

@@ -160,7 +160,7 @@ def instructions(observations: Sequence[Observation], criteria: Criteria) -> lis
                 message=f"{probe}: {before:.4g} -> {after:.4g} instructions ({change:+.2%}): {what}",
                 locations=criteria.changed,
                 next=("compare wall time: instruction counts are blind to caches, vector width and waiting",),
-            )  # fmt: skip
+            )
         )
     return signals
 

@@ -14,10 +14,13 @@ def tool_error(observations: Sequence[Observation], criteria: Criteria) -> list[
     """The candidate's process crashed, hung, hit a limit or refused to start."""
     return [
         Signal(
-            rule_id="stability.tool_error", level="error", finding="violates", role="gate",
+            rule_id="stability.tool_error",
+            level="error",
+            finding="violates",
+            role="gate",
             message=f"{o.probe}: {o.message}"[:400],
             locations=(*criteria.changed, ProcessLocation(arm=o.arm, role=o.probe)),
-        )  # fmt: skip
+        )
         for o in observations
         if isinstance(o, RuntimeEvent) and o.source == "process" and o.arm == "candidate" and o.stage == criteria.stage
     ]
@@ -37,12 +40,14 @@ def env_contention(observations: Sequence[Observation], criteria: Criteria) -> l
     worst = next(e.message for e in events if e.name != "quiet_pair")
     return [
         Signal(
-            rule_id="stability.env_contention", level="warning" if kept else "note", finding="observed",
+            rule_id="stability.env_contention",
+            level="warning" if kept else "note",
+            finding="observed",
             message=f"{repeated} disturbed pair(s) measured again, {kept} kept because the machine stayed busy; "
             f"for example {worst}",
             locations=(HostLocation(),),
             next=("measure on a quieter machine for a narrower interval",) if kept else (),
-        )  # fmt: skip
+        )
     ]
 
 
@@ -62,10 +67,12 @@ def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> li
         event = first[name]
         signals.append(
             Signal(
-                rule_id="stability.runtime_event", level=event.level, finding="observed",
+                rule_id="stability.runtime_event",
+                level=event.level,
+                finding="observed",
                 message=f"{probe}: {name} {by_arm['candidate']:g}x in the candidate, {by_arm['baseline']:g}x in "
                 f"the baseline: {event.message}"[:400],
                 locations=(*criteria.changed, ProcessLocation(arm="candidate", role="server")),
-            )  # fmt: skip
+            )
         )
     return signals
