@@ -16,18 +16,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import fcntl
 import os
 import signal
 import sys
 import threading
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 WRONG_LAUNCH_FILE = 2
 REFUSED_BY_ENGINE = 3
+STARTED = b"\0started\n"
+"""What the serving process writes once, where its parent reads its log."""
+Stop = Callable[[], None]
 TALKATIVE, BRIEF = 4, 3
 """Log levels: while starting, what was set up (threads, context, caches); afterwards six lines a request.
 The talkative level would list the whole prompt cache for each request."""
@@ -154,34 +157,6 @@ def parameters(engine: Any, settings: dict[str, Any]) -> Any:
     return params
 
 
-class FirstError:
-    """Copies standard error onwards while the engine starts, and keeps the first error it wrote."""
-
-    def __init__(self) -> None:
-        self.message = ""
-        self._real = os.dup(2)
-        reader, writer = os.pipe()
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 20)  # room for the whole start, should we be slow
-        os.dup2(writer, 2)
-        os.close(writer)
-        self._thread = threading.Thread(target=self._copy, args=(reader,), daemon=True)
-        self._thread.start()
-
-    def _copy(self, reader: int) -> None:
-        with os.fdopen(reader, "rb") as lines, os.fdopen(os.dup(self._real), "wb", buffering=0) as out:
-            for line in lines:
-                out.write(line)
-                words = line.decode("utf-8", "replace").split(maxsplit=2)
-                if not self.message and len(words) == 3 and words[1].endswith("E"):
-                    self.message = words[2].strip()
-
-    def close(self) -> None:
-        """Put standard error back and wait until what was written has been copied."""
-        os.dup2(self._real, 2)
-        self._thread.join(timeout=2)
-        os.close(self._real)
-
-
 def log_switch(engine: Any) -> Callable[[int], object]:
     """The engine's function that sets the log level of a running server, which has no binding of its own."""
     library = ctypes.CDLL(engine.xllamacpp.__file__)
@@ -189,18 +164,32 @@ def log_switch(engine: Any) -> Callable[[int], object]:
     return switch
 
 
-def start(params: Any, engine: Any) -> Any:
-    """Start the server. Raises LaunchError with the engine's own reason when it refuses."""
-    errors = FirstError()
+def serve(settings: dict[str, Any], socket: Path, model: Path, started: Callable[[], None], stop: Stop) -> int:
+    """Start the engine, say so, and serve until `stop` returns. The engine may also end the process itself."""
+    for key, variable in ENVIRONMENT.items():
+        if key in settings:
+            os.environ[variable] = str(settings[key])
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+
+    import xllamacpp
+
+    params = parameters(xllamacpp, settings)
+    params.model.path = str(model)
+    params.hostnames = [str(socket)]
+    params.endpoint_metrics = True
+    params.endpoint_slots = True
+    params.verbosity = TALKATIVE
     try:
-        server = engine.Server(params)
+        server = xllamacpp.Server(params)
     except RuntimeError as error:
-        errors.close()
-        raise LaunchError(errors.message or str(error)) from error
-    errors.close()
+        print(error, file=sys.stderr)
+        return REFUSED_BY_ENGINE
     with contextlib.suppress(AttributeError):  # another build of the engine: its log stays talkative
-        log_switch(engine)(BRIEF)
-    return server
+        log_switch(xllamacpp)(BRIEF)
+    started()
+    stop()
+    del server
+    return 0
 
 
 def wait_for_the_end(until_eof: bool) -> None:
@@ -219,7 +208,27 @@ def wait_for_the_end(until_eof: bool) -> None:
     stop.wait()
 
 
+def watch_start(reader: int) -> tuple[bool, str]:
+    """Copy what the starting engine says to standard error until it has started or ended: whether it has
+    started and, if not, the first error that it named or else its last words."""
+    first_error = last = ""
+    with os.fdopen(reader, "rb") as lines:
+        for line in lines:
+            if line == STARTED:
+                return True, ""
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            words = line.decode("utf-8", "replace").strip()
+            last = words or last
+            stamp, _, said = words.partition(" ")
+            level, _, said = said.partition(" ")
+            if not first_error and stamp[:1].isdigit() and level == "E":
+                first_error = said.strip()
+    return False, first_error or last
+
+
 def main() -> int:
+    """Serve in a child process, so that an engine that aborts can't take its reason with it."""
     parser = argparse.ArgumentParser(description="Serve weights with llama.cpp over a Unix socket.")
     parser.add_argument("--socket", required=True, type=Path)
     parser.add_argument("--model", required=True, type=Path)
@@ -231,27 +240,32 @@ def main() -> int:
     except LaunchError as error:
         print(f"{options.launch.name}: {error}", file=sys.stderr)
         return WRONG_LAUNCH_FILE
-    os.environ["GGML_NO_BACKTRACE"] = "1"
-    for key, variable in ENVIRONMENT.items():
-        if key in settings:
-            os.environ[variable] = str(settings[key])
 
-    import xllamacpp
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        stderr = os.dup(2)
+        os.dup2(writer, 2)
+        os.close(writer)
 
-    params = parameters(xllamacpp, settings)
-    params.model.path = str(options.model)
-    params.hostnames = [str(options.socket)]
-    params.endpoint_metrics = True
-    params.endpoint_slots = True
-    params.verbosity = TALKATIVE
-    try:
-        server = start(params, xllamacpp)
-    except LaunchError as error:
-        print(f"{options.launch.name}: the engine refused these settings: {error}", file=sys.stderr)
+        def started() -> None:
+            os.write(2, STARTED)
+            os.dup2(stderr, 2)
+
+        stop = partial(wait_for_the_end, options.until_eof)
+        return serve(settings, options.socket, options.model, started, stop)
+
+    os.close(writer)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    has_started, reason = watch_start(reader)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if not has_started:
+        print(f"{options.launch.name}: the engine refused these settings: {reason}", file=sys.stderr)
         return REFUSED_BY_ENGINE
-    wait_for_the_end(options.until_eof)
-    del server
-    return 0
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
