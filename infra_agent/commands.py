@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,15 +11,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from feedback import stats
-from infra_agent import host, loop
+from feedback.observations import Scalar
+from infra_agent import host, loop, report
+from infra_agent.bench import Site
+from infra_agent.catalogue import check_needs, find_script, find_target
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
 from infra_agent.errors import InfraAgentError, PlatformFailed, WrongUse
 from infra_agent.experiment import NOISE_MAX_AGE, Lab, measure_noise
 from infra_agent.journal import Journal
+from infra_agent.launch import read_knobs
 from infra_agent.loop import Desk
 from infra_agent.packages import ensure_packages
 from infra_agent.planner.build import build_planner
-from infra_agent.probes import Site
 from infra_agent.settings import Settings
 from infra_agent.store import ArtefactFiles, Store, campaign_lock, new_id, open_store
 from infra_agent.target import TargetSpec, load_target, parse_target
@@ -46,7 +50,9 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
     directory = find_target(spec.target)
     target, text = load_target(directory)
     check_needs(target)
-    build_planner(spec, settings, None)  # a planner that can't be built is wrong use, before anything is stored
+    planner = find_script(spec.planner, directory)
+    spec = spec.model_copy(update={"target": str(directory), "planner": planner})
+    build_planner(spec, settings, None)  # one that can't be built is wrong use, before anything is stored
     campaign_id = new_id("cmp")
     try:
         _, base, source = Repository.create(
@@ -58,7 +64,7 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
         raise PlatformFailed(str(error)) from error
     campaign = Campaign(
         id=campaign_id,
-        spec=spec.model_copy(update={"target": str(directory)}),
+        spec=spec,
         target_name=target.name,
         target_toml=text,
         source_commit=source,
@@ -83,7 +89,11 @@ def run(settings: Settings, campaign_id: str, watch: Watch, say: Say) -> Ran:
         directory = campaign_directory(settings, campaign.id)
         stack.enter_context(campaign_lock(directory, campaign.id))
         if campaign.state is CampaignState.COMPLETE:
-            raise WrongUse(f"campaign {campaign.id} is complete; see it with `infra-agent show {campaign.id}`")
+            raise WrongUse(
+                f"campaign {campaign.id} is complete; see it with `infra-agent show {campaign.id}`, or go on "
+                f"with a larger budget: `infra-agent run --resume {campaign.id} --experiments "
+                f"{campaign.spec.budget.experiments + 10}`"
+            )
         desk = _desk(settings, campaign, store, watch, say)
         try:
             ended_by, reason = loop.run_campaign(desk)
@@ -107,23 +117,35 @@ def _keep_time(desk: Desk) -> None:
 
 
 def extend(settings: Settings, campaign_id: str, experiments: int | None, minutes: float | None) -> Campaign:
-    """Raise a campaign's budget before it is resumed; the limits are totals, not additions."""
-    with open_store(settings.database_url) as store, store.transaction() as ledger:
-        campaign = ledger.campaign(campaign_id)
-        given = {"experiments": experiments, "minutes": minutes}
-        budget = campaign.spec.budget.model_copy(update={k: v for k, v in given.items() if v is not None})
-        state = CampaignState.RUNNING if any(v is not None for v in given.values()) else campaign.state
-        spec = campaign.spec.model_copy(update={"budget": budget})
-        campaign = campaign.model_copy(update={"spec": spec, "state": state})
-        ledger.update_campaign(campaign)
-        return campaign
+    """Raise a campaign's budget before it is resumed; the limits are totals, not additions.
+
+    Raises WrongUse for a total that is lower than before or spent already, or while the campaign is run.
+    """
+    given = {"experiments": experiments, "minutes": minutes}
+    with open_store(settings.database_url) as store, ExitStack() as stack:
+        with store.transaction(read_only=True) as ledger:
+            found = ledger.campaign(campaign_id)
+            changes = Journal(experiments=ledger.experiments(found.id)).number_of_changes
+        if all(limit is None for limit in given.values()):
+            return found
+        stack.enter_context(campaign_lock(campaign_directory(settings, found.id), found.id))
+        least = max(found.spec.budget.experiments, changes + (found.state is CampaignState.COMPLETE))
+        if experiments is not None and experiments < least:
+            raise WrongUse(f"--experiments is a total: {changes} were made, so give at least {least}")
+        if minutes is not None and minutes * 60 <= found.elapsed_s:
+            raise WrongUse(f"--minutes is a total: {found.elapsed_s / 60:.1f} are used, so give more")
+        budget = found.spec.budget.model_copy(update={k: v for k, v in given.items() if v is not None})
+        spec = found.spec.model_copy(update={"budget": budget})
+        found = found.model_copy(update={"spec": spec, "state": CampaignState.RUNNING})
+        with store.transaction() as ledger:
+            ledger.update_campaign(found)
+        return found
 
 
 def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, say: Say) -> Desk:
     spec = parse_target(campaign.target_toml, f"{campaign.spec.target}/target.toml")
     directory = campaign_directory(settings, campaign.id)
     with store.transaction(read_only=True) as ledger:
-        journal = Journal(experiments=ledger.experiments(campaign.id))
         noise = _noise(ledger.noise_units, campaign.host_fingerprint, spec)
     lab = make_lab(settings, spec, Repository(directory / "repo"), directory / "runs", noise, say)
     return Desk(
@@ -142,7 +164,12 @@ def _noise(find: Callable[..., NoiseUnits | None], fingerprint: str, spec: Targe
 
 
 def make_lab(
-    settings: Settings, spec: TargetSpec, repository: Repository, runs: Path, noise: NoiseUnits | None, say: Say
+    settings: Settings,
+    spec: TargetSpec,
+    repository: Repository,
+    runs: Path,
+    noise: NoiseUnits | None,
+    say: Say,
 ) -> Lab:
     """A lab for a target, with the target's packages installed. Raises PackageUnavailable."""
     directories = ensure_packages(spec.packages, settings.home, say)
@@ -177,9 +204,14 @@ class Calibration(NamedTuple):
 
     target: TargetSpec
     units: tuple[float, ...]
-    floor: stats.NoiseFloor
-    minimum_detectable_effect: float
+    floor: stats.NoiseFloor | None
+    """None while fewer than `stats.MIN_FLOOR_UNITS` are known."""
+    minimum_detectable_effect: float | None
     """Smallest true gain found with 90 % probability at the last look of the first measurement."""
+
+
+CALIBRATION_PORTION = 5
+"""Pairs after which a calibration is stored, so that an interruption loses little."""
 
 
 def calibrate(settings: Settings, target: str, pairs: int, say: Say) -> Calibration:
@@ -188,39 +220,46 @@ def calibrate(settings: Settings, target: str, pairs: int, say: Say) -> Calibrat
     spec, _ = load_target(directory)
     check_needs(spec)
     work = campaign_directory(settings, new_id("cal"))
+    failed = False
     try:
         return _calibrate(settings, spec, directory, work, pairs, say)
+    except InfraAgentError:
+        failed = True  # the message may name the logs
+        raise
     except SourceDirty as error:
         raise WrongUse(str(error)) from error
     except SandboxError as error:
         raise PlatformFailed(str(error)) from error
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        if not failed:
+            shutil.rmtree(work, ignore_errors=True)
 
 
-def _calibrate(
-    settings: Settings, spec: TargetSpec, directory: Path, work: Path, pairs: int, say: Say
-) -> Calibration:
+def _calibrate(settings: Settings, spec: TargetSpec, directory: Path, work: Path, pairs: int, say: Say) -> Calibration:
     repository, base, _ = Repository.create(work / "repo", directory, spec.hidden)
     lab = make_lab(settings, spec, repository, work / "runs", None, say)
-    units = measure_noise(lab, base, pairs, host.fingerprint())
-    with open_store(settings.database_url) as store, store.transaction() as ledger:
-        ledger.add_noise_units(units)
-        known = _noise(ledger.noise_units, units.host_fingerprint, spec) or units
+    fingerprint, done = host.fingerprint(), 0
+    with open_store(settings.database_url) as store:
+        while done < pairs:
+            portion = min(CALIBRATION_PORTION, pairs - done)
+            shutil.rmtree(work / "runs", ignore_errors=True)
+            units = measure_noise(lab, base, portion, fingerprint)
+            with store.transaction() as ledger:
+                ledger.add_noise_units(units)
+                known = _noise(ledger.noise_units, fingerprint, spec) or units
+            done += portion
+            say(f"{done} of {pairs} pairs measured and stored")
     if len(known.units) < stats.MIN_FLOOR_UNITS:
-        raise InfraAgentError(
-            f"{len(known.units)} pairs stored; a noise floor needs {stats.MIN_FLOOR_UNITS}: run calibrate again"
-        )
+        return Calibration(spec, known.units, None, None)
     floor = stats.noise_floor(known.units)
-    probe = lab.objective_probe()
-    rule = stats.Rule(spec.objective.direction, probe.looks, 0.05, floor.value, spec.objective.min_effect)
-    return Calibration(spec, known.units, floor, stats.minimum_detectable_effect(floor.sd, rule))
+    effect = stats.minimum_detectable_effect(floor.sd, report.screening_rule(spec, floor.value))
+    return Calibration(spec, known.units, floor, effect)
 
 
-def campaigns(settings: Settings) -> tuple[Campaign, ...]:
-    """All campaigns, oldest first."""
+def campaigns(settings: Settings) -> tuple[tuple[Campaign, Journal], ...]:
+    """All campaigns with their journals, newest first."""
     with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
-        return ledger.campaigns()
+        return tuple((c, Journal(experiments=ledger.experiments(c.id))) for c in ledger.campaigns())
 
 
 def campaign(settings: Settings, campaign_id: str) -> tuple[Campaign, Journal]:
@@ -230,44 +269,30 @@ def campaign(settings: Settings, campaign_id: str) -> tuple[Campaign, Journal]:
         return found, Journal(experiments=ledger.experiments(found.id))
 
 
+def result(settings: Settings, campaign_id: str) -> report.Report:
+    """What a campaign has found so far, or in the end. Raises NotFound, PlatformFailed."""
+    found, journal = campaign(settings, campaign_id)
+    spec = parse_target(found.target_toml, f"{found.spec.target}/target.toml")
+    with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
+        noise = _noise(ledger.noise_units, found.host_fingerprint, spec)
+    base, best = found.base_commit, journal.best_commit(found.base_commit)
+    repository = Repository(campaign_directory(settings, found.id) / "repo")
+    try:
+        patch = repository.diff(base, best) if best != base else ""
+        before, after = (_knobs_of(repository, commit, spec) for commit in (base, best))
+    except SandboxError as error:
+        raise PlatformFailed(f"{error}\nThe repository of campaign {found.id} is gone or damaged.") from error
+    return report.build(found, spec, journal, report.Result(patch, before, after, noise))
+
+
+def _knobs_of(repository: Repository, commit: str, spec: TargetSpec) -> dict[str, Scalar | None]:
+    if not spec.knobs:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="ia-") as tree:
+        repository.checkout(commit, Path(tree))
+        return read_knobs(Path(tree), spec)
+
+
 def campaign_directory(settings: Settings, campaign_id: str) -> Path:
     """Where a campaign's repository and runs lie."""
     return settings.home / "campaigns" / campaign_id
-
-
-def result_patch(settings: Settings, found: Campaign, journal: Journal) -> str:
-    """The diff from the original to the campaign's best commit; empty when nothing was accepted."""
-    best = journal.best_commit(found.base_commit)
-    if best == found.base_commit:
-        return ""
-    return Repository(campaign_directory(settings, found.id) / "repo").diff(found.base_commit, best)
-
-
-def find_target(name: str) -> Path:
-    """A target's directory by its path or by the name of a shipped one. Raises WrongUse."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    shipped = {p.name: p for p in shipped_targets()}
-    if name in shipped:
-        return shipped[name]
-    raise WrongUse(f"{name} is neither a directory nor a shipped target; shipped are: {', '.join(sorted(shipped))}")
-
-
-def shipped_targets() -> list[Path]:
-    """The targets that come with infra-agent: in the wheel beside this module, in a checkout beside the package."""
-    here = Path(__file__).resolve().parent
-    for root in (here / "shipped_targets", here.parent / "targets"):
-        if root.is_dir():
-            return sorted(p for p in root.iterdir() if (p / "target.toml").is_file())
-    return []
-
-
-def check_needs(spec: TargetSpec) -> None:
-    """Raises WrongUse when a program that the target needs is missing."""
-    missing = [program for program in spec.needs if shutil.which(program) is None]
-    if missing:
-        raise WrongUse(
-            f"target {spec.name} needs {', '.join(missing)} on the PATH; install it (Debian: apt-get install "
-            "build-essential), then run the command again"
-        )

@@ -1,3 +1,0 @@
-import sys
-def main():
-    pass

@@ -1,0 +1,6 @@
+"""`python -m infra_agent.cli`."""
+
+from infra_agent.cli.edge import main
+
+if __name__ == "__main__":
+    main()

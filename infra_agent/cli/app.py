@@ -1,0 +1,198 @@
+"""The commands. Each is a function of `commands` with words around it.
+
+The result goes to stdout, and with --json as one object on its last line, errors included. What happens on the
+way goes to stderr: a live line on a terminal, plain lines elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infra_agent import commands, doctor, overview, scaffold
+from infra_agent.cli.live import note, shown
+from infra_agent.domain import Campaign, Event
+from infra_agent.errors import InfraAgentError, WrongUse
+from infra_agent.progress import Progress
+from infra_agent.report import Report, render_text
+from infra_agent.request import request
+from infra_agent.settings import Settings, load_settings
+
+HELP = """Make an LLM inference stack faster without making it wrong: propose changes, measure each one in a
+sandbox, keep what is proven.
+
+\b
+Exit codes:
+  0    done
+  1    anything else
+  2    wrong use: the command, target.toml, a dirty git tree, a missing program
+  3    the budget ended without an accepted change
+  4    the model endpoint can't be used
+  5    the platform failed: sandbox, store, disk; nothing is held against a change
+  6    the unchanged target itself fails a probe
+  130  interrupted; a campaign can be resumed
+  141  whoever read the output went away
+"""
+DONE, WRONG_USE, NOTHING_ACCEPTED, PLATFORM, INTERRUPTED, PIPE = 0, 2, 3, 5, 130, 141
+WIDEST = 100
+
+app = typer.Typer(help=HELP, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+Target = Annotated[str, typer.Argument(help="Directory with a target.toml, or the name of a shipped target.")]
+CampaignName = Annotated[str, typer.Argument(help="Id of a campaign, a unique part of it, or `latest`.")]
+
+
+class Interrupted(InfraAgentError):
+    """interrupted"""
+
+    exit_code = INTERRUPTED
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if show_version:
+        print(f"infra-agent {_version()}")
+        raise typer.Exit(DONE)
+    if context.invoked_subcommand is None:
+        note(context.get_help())
+        raise typer.Exit(WRONG_USE)
+
+
+@app.command()
+def run(
+    target: Annotated[
+        str | None, typer.Argument(help="Directory with a target.toml, or a shipped target's name.")
+    ] = None,
+    planner: Annotated[
+        str | None, typer.Option(help="llm, search or script:FILE. Default: llm if a model is set, else search.")
+    ] = None,
+    experiments: Annotated[
+        int | None, typer.Option(min=1, help="Changes to try at most (default 20); a total when resuming.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Wall time at most; a total when resuming. Default: no limit.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Orders what nothing else orders in a search.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="CAMPAIGN", help="Continue a campaign.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Run a campaign: try changes of TARGET within a budget, and report what was found."""
+    settings = load_settings()
+    if resume is not None:
+        if target is not None or planner is not None or seed is not None:
+            raise WrongUse("--resume takes only --experiments and --minutes; the rest was fixed at the start")
+        campaign = commands.extend(settings, resume, experiments, minutes)
+    elif target is None:
+        raise WrongUse("give a TARGET, or --resume CAMPAIGN; shipped targets are: " + overview.shipped_names())
+    else:
+        spec = request(settings, target, planner, experiments, minutes, seed)
+        campaign = commands.start(settings, spec)
+    ran = _run(settings, campaign)
+    _print_report(commands.result(settings, campaign.id), as_json)
+    accepted = bool(ran.journal.accepted)
+    return DONE if accepted or ran.ended_by != "budget" else NOTHING_ACCEPTED
+
+
+def _run(settings: Settings, campaign: Campaign) -> commands.Ran:
+    note(f"campaign {campaign.id} on {campaign.target_name}, planner {campaign.spec.planner}")
+    _, journal = commands.campaign(settings, campaign.id)
+    finished = sum(e.role == "change" for e in journal.finished)
+    progress = Progress(campaign.spec.budget, finished, campaign.elapsed_s)
+    try:
+        with shown(progress) as line:
+
+            def watch(event: Event) -> None:
+                line(progress.event(event))
+
+            return commands.run(settings, campaign.id, watch, lambda text: line(progress.remark(text)))
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; continue with `infra-agent run --resume {campaign.id}`") from None
+
+
+@app.command()
+def show(
+    campaign: CampaignName = "latest",
+    patch: Annotated[bool, typer.Option("--patch", help="Print only the diff, for `git apply`.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Show what a campaign found, so far or in the end."""
+    report = commands.result(load_settings(), campaign)
+    if patch and not as_json:
+        if not report.patch:
+            note(f"campaign {report.campaign} has accepted no change, so there is no patch")
+            return NOTHING_ACCEPTED
+        sys.stdout.buffer.write(report.patch.encode("utf-8", "surrogateescape"))
+        return DONE
+    _print_report(report, as_json)
+    return DONE
+
+
+@app.command(name="list")
+def list_(as_json: Json = False) -> int:
+    """List the campaigns, newest first."""
+    rows = overview.rows(commands.campaigns(load_settings()))
+    _print(overview.as_text(rows), {"campaigns": [r.model_dump(mode="json") for r in rows]}, as_json)
+    return DONE
+
+
+@app.command()
+def calibrate(
+    target: Target,
+    pairs: Annotated[int, typer.Option(min=1, max=1000, help="A/A pairs to measure.")] = 30,
+    as_json: Json = False,
+) -> int:
+    """Measure TARGET against itself: this machine's noise floor and the smallest effect it can show."""
+    try:
+        found = commands.calibrate(load_settings(), target, pairs, note)
+    except KeyboardInterrupt:
+        again = f"infra-agent calibrate {target}"
+        raise Interrupted(f"interrupted; what was measured is kept, go on with `{again}`") from None
+    facts = overview.calibration(found)
+    _print(overview.calibration_text(facts), facts.model_dump(mode="json"), as_json)
+    return DONE
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="An existing directory: the repository to optimize.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a target.toml.")] = False,
+) -> int:
+    """Write a commented target.toml into PATH, to start from."""
+    print(scaffold.init(path, force))
+    return DONE
+
+
+@app.command(name="doctor")
+def doctor_(as_json: Json = False) -> int:
+    """Say what works here: sandbox, compilers, profilers, database, model endpoint, noise."""
+    found = doctor.diagnose(load_settings())
+    _print(doctor.as_text(found, _width()), found.model_dump(mode="json"), as_json)
+    return DONE if found.can_run else PLATFORM
+
+
+def _print_report(report: Report, as_json: bool) -> None:
+    _print(render_text(report, _width()), json.loads(report.model_dump_json()), as_json)
+
+
+def _print(text: str, data: dict[str, Any], as_json: bool) -> None:
+    print(json.dumps(data) if as_json else text.rstrip("\n"))
+
+
+def _version() -> str:
+    try:
+        return version("infra-agent")
+    except PackageNotFoundError:
+        return "(not installed as a package)"
+
+
+def _width() -> int:
+    return max(80, min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns))

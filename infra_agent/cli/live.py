@@ -1,0 +1,52 @@
+"""How a running campaign is shown: a live line on a terminal, each line as it comes elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import MofNCompleteColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from infra_agent.progress import Progress
+
+
+def note(text: str) -> None:
+    """Say something beside the result, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Used(ProgressColumn):
+    """Time used, ticking."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def render(self, task: Task) -> Text:
+        return Text(self._progress.used())
+
+
+@contextmanager
+def shown(progress: Progress) -> Iterator[Callable[[str], None]]:
+    """How a campaign's lines are shown: a live line on a terminal, each line as it comes elsewhere."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield lambda text: note(f"[{progress.used():>10}] {text}") if text else None
+        return
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), MofNCompleteColumn(), _Used(progress), TextColumn("{task.description}"))
+    # Twice a second is enough to see that it lives, and little enough not to disturb what is measured.
+    with Bar(*columns, console=console, transient=True, refresh_per_second=2) as bar:
+        task = bar.add_task(escape(progress.now()), total=progress.experiments)
+
+        def line(text: str) -> None:
+            if text and not text.startswith(" "):
+                bar.console.print(text, markup=False, highlight=False)
+            bar.update(task, description=escape(progress.now()), completed=progress.changes)
+
+        yield line

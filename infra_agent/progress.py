@@ -1,0 +1,87 @@
+"""What a campaign is doing, for people who wait: its events and remarks as lines, and one line that says what runs
+now. Knows no terminal; whoever shows the lines does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from infra_agent.domain import Budget, Event
+from infra_agent.report.text import duration, short
+
+_CLAIM_CHARACTERS = 90
+_REASON_CHARACTERS = 160
+_ROLES = {
+    "baseline": "measuring the baseline against itself",
+    "final": "measuring the result as a whole against the original",
+    "control": "measuring the result against the control arm",
+}
+
+
+class Progress:
+    """Follows one run of a campaign."""
+
+    def __init__(
+        self, budget: Budget, changes: int, elapsed_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._budget = budget
+        self._clock = clock
+        self._started = clock() - elapsed_s
+        self.changes = changes
+        """Changes that have their outcome."""
+        self._doing = "starting"
+        self._step = ""
+
+    def event(self, event: Event) -> str:
+        """An event of the campaign's log as one line; empty for one that is of no interest here."""
+        data = event.data
+        match event.type:
+            case "experiment_started":
+                self._doing, self._step = self._describe(data), ""
+                return self._doing
+            case "experiment_finished":
+                is_change = data.get("role") == "change"
+                self.changes += is_change
+                name = f"experiment {self.changes}" if is_change else "done"
+                self._doing, self._step = "choosing the next change", ""
+                return f"{name}: {_outcome(data)}"
+            case "skipped":
+                return f"skipped: {data.get('what')} ({data.get('reason')})"
+            case _:
+                return ""
+
+    def _describe(self, data: dict[str, object]) -> str:
+        role, claim = str(data.get("role")), short(str(data.get("claim", "")), _CLAIM_CHARACTERS)
+        if role == "change":
+            return f"experiment {self.changes + 1} of {self._budget.experiments}: {claim}"
+        return f"{_ROLES.get(role, role)}{f' {claim}' if role == 'control' else ''}"
+
+    def remark(self, text: str) -> str:
+        """What the lab says it does, as one line."""
+        self._step = short(text, _CLAIM_CHARACTERS)
+        return f"  {self._step}"
+
+    @property
+    def experiments(self) -> int:
+        """The budget of changes."""
+        return self._budget.experiments
+
+    def now(self) -> str:
+        """What runs now, in one line."""
+        return f"{self._doing}{f' · {self._step}' if self._step else ''}"
+
+    def used(self) -> str:
+        """Time used, and the budget if there is one."""
+        limit = f" of {self._budget.minutes:g} min" if self._budget.minutes is not None else ""
+        return f"{duration(self._clock() - self._started)}{limit}"
+
+
+def _outcome(data: dict[str, object]) -> str:
+    """The verdict with its first reason. The campaign's own measurements are judged by nobody, so theirs is only
+    what was found."""
+    reasons = data.get("reasons")
+    first = short(str(reasons[0]), _REASON_CHARACTERS) if isinstance(reasons, list) and reasons else ""
+    if data.get("role") != "change":
+        return first or "measured"
+    verdict = str(data.get("verdict"))
+    return f"{verdict}, confirmed: {first}" if data.get("confirmed") else f"{verdict}: {first}"

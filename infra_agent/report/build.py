@@ -1,0 +1,201 @@
+"""From a campaign's records to its report. Pure.
+
+Nothing is computed anew from measurements: every number with an interval is an Effect of some experiment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from feedback import stats
+from feedback.observations import Scalar
+from feedback.rules.performance import gain_text
+from feedback.signals import Effect, Signal
+from infra_agent.domain import Campaign, Change, Experiment, NoiseUnits
+from infra_agent.journal import Journal
+from infra_agent.policy import SCREEN_ALPHA
+from infra_agent.report import words
+from infra_agent.report.facts import Comparison, Held, KnobChange, Noise, Report, Tried
+from infra_agent.target import LoadProbe, SlicesProbe, TargetSpec
+
+ORIGINAL = "the original"
+
+
+class Result(NamedTuple):
+    """What the report needs beside the journal."""
+
+    patch: str = ""
+    """Diff from the original to the best commit; empty when nothing was accepted."""
+    before: Mapping[str, Scalar | None] = {}
+    """The original's knob values; None where the engine's default applies."""
+    after: Mapping[str, Scalar | None] = {}
+    """The best commit's."""
+    noise: NoiseUnits | None = None
+    """A/A units that are known for the objective on the campaign's host."""
+
+
+def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result) -> Report:
+    """The report of a campaign, finished or not."""
+    comparisons = (_original(spec, journal, result), *_controls(campaign, spec, journal, result))
+    tried = tuple(_tried(e) for e in journal.experiments if e.role == "change")
+    baseline = next((_objective(e)[1] for e in journal.finished if e.role == "baseline"), None)
+    effects = (baseline, *(c.effect for c in comparisons), *(t.effect for t in tried))
+    shown = [effect for effect in effects if effect is not None]
+    noise = _noise(spec, shown, result.noise)
+    changes = [e for e in journal.experiments if e.role == "change"]
+    facts = Report(
+        campaign=campaign.id, target=campaign.target_name, directory=campaign.spec.target,
+        planner=campaign.spec.planner, state=campaign.state, stop_reason=campaign.stop_reason,
+        headline="", metric=spec.objective.metric, direction=spec.objective.direction,
+        comparisons=comparisons, knobs=_knob_changes(spec, result), files=changed_files(result.patch),
+        tried=tried, held=_held(spec, journal), warnings=words.warnings(journal, baseline, noise),
+        baseline=baseline, noise=noise,
+        confidence=(min(e.confidence for e in shown), max(e.confidence for e in shown)) if shown else None,
+        error_budget=campaign.spec.error_budget, error_spent=sum(e.alpha for e in changes),
+        budget=campaign.spec.budget, n_changes=len(tried), n_accepted=len(journal.accepted),
+        created_at=campaign.created_at, elapsed_s=campaign.elapsed_s,
+        sandbox_s=sum(e.sandbox_s for e in journal.experiments),
+        patch=result.patch, next=(),
+    )  # fmt: skip
+    return facts.model_copy(update={"headline": words.headline(facts), "next": words.next_commands(facts)})
+
+
+def screening_rule(spec: TargetSpec, floor: float) -> stats.Rule:
+    """The rule of a first measurement of the objective, given the noise floor."""
+    objective = spec.objective
+    probe = spec.probe(objective.probe)
+    assert isinstance(probe, SlicesProbe | LoadProbe)  # target.toml is refused otherwise
+    return stats.Rule(objective.direction, probe.looks, SCREEN_ALPHA, floor, objective.min_effect)
+
+
+def _objective(experiment: Experiment) -> tuple[Signal | None, Effect | None]:
+    signal = next((s for s in experiment.signals if s.role == "objective"), None)
+    return signal, signal.effect if signal else None
+
+
+def _result_experiment(journal: Journal) -> Experiment | None:
+    """The experiment that states the result against the original: the accepted change if it is the only one,
+    else the latest comparison of the whole result."""
+    if len(journal.accepted) == 1:
+        return journal.accepted[0]
+    best = journal.accepted[-1].commit if journal.accepted else None
+    finals = [e for e in journal.finished if e.role == "final" and e.commit == best]
+    return finals[-1] if finals else None
+
+
+def _compared(experiment: Experiment, against: str, kind: Literal["original", "control"]) -> Comparison:
+    signal, effect = _objective(experiment)
+    reasons = experiment.verdict.reasons if experiment.verdict else ()
+    return Comparison(
+        against=against, kind=kind, finding=signal.finding if signal else "", effect=effect,
+        experiment=experiment.number, confirmed=experiment.confirmed,
+        reason=signal.reason if signal else "".join(reasons[:1]),
+    )  # fmt: skip
+
+
+def _original(spec: TargetSpec, journal: Journal, result: Result) -> Comparison:
+    launch = spec.launch_file.path if spec.launch_file else ""
+    touches_no_more = set(changed_files(result.patch)) <= {launch}
+    name = f"{ORIGINAL} {launch}" if launch and touches_no_more else ORIGINAL
+    if not journal.accepted:
+        return Comparison(against=name, kind="original", is_identical=True)
+    measured = _result_experiment(journal)
+    return _compared(measured, name, "original") if measured else Comparison(against=name, kind="original")
+
+
+def _controls(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result) -> list[Comparison]:
+    """Each control arm as the result was last held against it; one that equals the result says so."""
+    best = journal.best_commit(campaign.base_commit)
+    found = []
+    for control in spec.controls:
+        measured = [
+            e
+            for e in journal.finished
+            if e.role == "control" and e.commit == best and e.proposal.hypothesis.claim == control.name
+        ]
+        if measured:
+            comparison = _compared(measured[-1], control.name, "control")
+        else:
+            arm = {knob.name: control.knobs.get(knob.name) for knob in spec.knobs}
+            same = all(_same(arm[name], result.after.get(name)) for name in arm)
+            launch = spec.launch_file.path if spec.launch_file else ""
+            identical = same and set(changed_files(result.patch)) <= {launch}
+            comparison = Comparison(against=control.name, kind="control", is_identical=identical)
+        found.append(comparison.model_copy(update={"description": control.description}))
+    return found
+
+
+def _same(a: Scalar | None, b: Scalar | None) -> bool:
+    return a == b and type(a) is type(b)
+
+
+def _knob_changes(spec: TargetSpec, result: Result) -> tuple[KnobChange, ...]:
+    return tuple(
+        KnobChange(name=k.name, was=was, now=now, engine_default=k.engine_default)
+        for k in spec.knobs
+        if not _same(was := result.before.get(k.name), now := result.after.get(k.name))
+    )
+
+
+def changed_files(patch: str) -> tuple[str, ...]:
+    """The files that a git diff touches, in order."""
+    return tuple(re.findall(r"^diff --git a/.+ b/(.+)$", patch, flags=re.MULTILINE))
+
+
+def _tried(experiment: Experiment) -> Tried:
+    verdict = experiment.verdict if experiment.state.is_finished else None
+    signal, effect = _objective(experiment)
+    reason = verdict.reasons[0] if verdict and verdict.reasons else ""
+    if signal and effect and reason == signal.message:  # the gain has a column of its own
+        reason = signal.reason or reason.removeprefix(f"{effect.metric} {gain_text(effect)}: ")
+    return Tried(
+        number=experiment.number, change=describe(experiment.proposal.change),
+        claim=experiment.proposal.hypothesis.claim,
+        outcome=verdict.kind.value if verdict else experiment.state.value,
+        confirmed=experiment.confirmed, effect=effect, reason=reason, sandbox_s=experiment.sandbox_s,
+    )  # fmt: skip
+
+
+def describe(change: Change) -> str:
+    """A change in a few words: its knobs with their values, the files that it patches."""
+    parts = [f"{n} unset" if v is None else f"{n}={v}" for n, v in change.knobs.items()]
+    if change.patch.strip():
+        files = re.findall(r"^\+\+\+ (?:b/)?(\S+)", change.patch, flags=re.MULTILINE)
+        added = len(re.findall(r"^\+(?!\+\+ )", change.patch, flags=re.MULTILINE))
+        removed = len(re.findall(r"^-(?!-- )", change.patch, flags=re.MULTILINE))
+        parts.append(f"patch of {', '.join(files) or 'unknown files'} (+{added} -{removed})")
+    return ", ".join(parts) or "no change"
+
+
+def _held(spec: TargetSpec, journal: Journal) -> tuple[Held, ...]:
+    """Guardrails as the result against the original kept them, gates as the last accepted change passed."""
+    if not journal.accepted:
+        return ()
+    margins = {g.metric: g.max_regression for g in spec.guardrails}
+    measured = _result_experiment(journal)
+    signals = [s for s in (measured.signals if measured else ()) if s.role == "guardrail"]
+    signals += [s for s in journal.accepted[-1].signals if s.role == "gate"]
+    return tuple(
+        Held(
+            role="guardrail" if s.role == "guardrail" else "gate", finding=s.finding, message=s.message,
+            effect=s.effect, max_regression=margins.get(s.effect.metric) if s.effect else None,
+        )
+        for s in signals
+    )  # fmt: skip
+
+
+def _noise(spec: TargetSpec, shown: Sequence[Effect], units: NoiseUnits | None) -> Noise:
+    """The floor that the campaign's latest number was held against, and what is known today."""
+    probe = spec.probe(spec.objective.probe)
+    assert isinstance(probe, SlicesProbe | LoadProbe)
+    floor, known = (shown[-1].floor, shown[-1].floor_known) if shown else (probe.default_margin, False)
+    n_units = len(units.units) if units else 0
+    if units is None or n_units < stats.MIN_FLOOR_UNITS:
+        return Noise(floor=floor, is_measured=known, n_units=n_units)
+    today = stats.noise_floor(units.units)
+    return Noise(
+        floor=floor, is_measured=known, n_units=n_units, is_biased=not today.is_calibrated,
+        minimum_detectable_effect=stats.minimum_detectable_effect(today.sd, screening_rule(spec, floor)),
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""The records of a report. `infra-agent run --json` and `show --json` print a Report."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from feedback.observations import Scalar
+from feedback.signals import Direction, Effect
+from infra_agent.domain import Budget, CampaignState
+from sandboxes.results import Record
+
+
+class Comparison(Record):
+    """The result held against the original or a control arm."""
+
+    against: str
+    kind: Literal["original", "control"]
+    description: str = ""
+    is_identical: bool = False
+    """The result and this arm are the same configuration, so there was nothing to measure."""
+    finding: str = ""
+    """better, worse, same or inconclusive; empty when it was not measured."""
+    effect: Effect | None = None
+    experiment: int | None = None
+    confirmed: bool = False
+    """Measured by a first accept and a confirmation with fresh processes and seeds."""
+    reason: str = ""
+
+
+class KnobChange(Record):
+    """A knob that the result sets differently than the original."""
+
+    name: str
+    was: Scalar | None
+    """None: left to the engine."""
+    now: Scalar | None
+    engine_default: Scalar | None
+    """What the engine does when it is left to it, as the target declares."""
+
+
+class Tried(Record):
+    """One change of the campaign and what came of it."""
+
+    number: int
+    change: str
+    claim: str
+    outcome: str
+    """accept, reject, inconclusive, invalid, or the state of an unfinished one."""
+    confirmed: bool
+    effect: Effect | None
+    """On the objective, against the parent; None when it was not measured."""
+    reason: str
+    sandbox_s: float
+
+
+class Held(Record):
+    """A guardrail or gate of the result."""
+
+    role: Literal["guardrail", "gate"]
+    finding: str
+    message: str
+    effect: Effect | None = None
+    max_regression: float | None = None
+    """Largest tolerated loss of a guardrail, as a fraction."""
+
+
+class Noise(Record):
+    """How quiet this host is for the objective."""
+
+    floor: float
+    """As a fraction: what the campaign's gains had to clear."""
+    is_measured: bool
+    """Whether the floor was measured on this host or is the probe's default margin."""
+    n_units: int
+    """A/A pairs known today for this target on the campaign's host."""
+    minimum_detectable_effect: float | None = None
+    """Smallest true gain that a first measurement calls better with 90 % probability; None while unknown."""
+    is_biased: bool = False
+    """Identical arms differ on this host: nothing measured here can be trusted."""
+
+
+class Report(Record):
+    """A campaign's result, finished or not."""
+
+    campaign: str
+    target: str
+    directory: str
+    planner: str
+    state: CampaignState
+    stop_reason: str
+    headline: str
+    metric: str
+    direction: Direction
+    comparisons: tuple[Comparison, ...]
+    knobs: tuple[KnobChange, ...]
+    files: tuple[str, ...]
+    tried: tuple[Tried, ...]
+    held: tuple[Held, ...]
+    warnings: tuple[str, ...]
+    baseline: Effect | None
+    """The baseline against itself."""
+    noise: Noise
+    confidence: tuple[float, float] | None
+    """Lowest and highest two-sided confidence of the intervals above."""
+    error_budget: float
+    error_spent: float
+    budget: Budget
+    n_changes: int
+    n_accepted: int
+    created_at: datetime
+    elapsed_s: float
+    sandbox_s: float
+    patch: str
+    next: tuple[str, ...]
+    """Commands to type next, the most useful first, each with a comment that says what it does."""

@@ -1,0 +1,183 @@
+"""A report as text for a terminal: wrapped, without colours, safe to print whatever a program said."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+
+from feedback.observations import Scalar
+from infra_agent.report import words
+from infra_agent.report.facts import Held, Report, Tried
+
+PATCH_LINES = 40
+"""So many lines of a patch are shown; the rest is counted."""
+_REASON_CHARACTERS = 240
+_CLAIM_CHARACTERS = 200
+
+
+def render_text(report: Report, width: int = 100) -> str:
+    """The whole report, at most `width` columns wide where a word or a diff allows it."""
+    sections: Sequence[tuple[str, Callable[[Report, int], Iterator[str]]]] = (
+        ("Result", _result),
+        ("Held against", _against),
+        ("What the result changes", _changes),
+        ("What was tried", _tried),
+        ("Guardrails and gates of the result", _held),
+        ("How it was measured", _measured),
+        ("Warnings", _warnings),
+        ("Patch", _patch),
+        ("Next", _next),
+    )
+    lines = [plain(f"{report.target}, campaign {report.campaign}: {_status(report)}")]
+    for title, section in sections:
+        body = list(section(report, width))
+        if body:
+            lines += ["", title, *body]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def plain(text: str) -> str:
+    """The text on one line without control characters; it may come from a model or a candidate."""
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())
+
+
+def short(text: str, limit: int) -> str:
+    """The text on one line, cut at `limit` characters."""
+    line = plain(text)
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 05 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _status(report: Report) -> str:
+    if report.stop_reason:
+        return f"{report.state.value}, {report.stop_reason}"
+    return "running, or cut off" if report.state.value == "running" else report.state.value
+
+
+def _wrap(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:
+    wrapped = textwrap.wrap(
+        plain(text), width, initial_indent=first, subsequent_indent=rest,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return wrapped or [first]
+
+
+def _result(report: Report, width: int) -> Iterator[str]:
+    yield from _wrap(report.headline, width)
+    if not report.n_accepted and report.tried:
+        yield from _wrap(words.sensitivity(report), width)
+
+
+def _against(report: Report, width: int) -> Iterator[str]:
+    original = report.comparisons[0]
+    names = [c.against if c.kind == "original" else f"control {c.against}" for c in report.comparisons]
+    column = min(max(map(len, names)), 34)
+    for name, comparison in zip(names, report.comparisons, strict=True):
+        said = words.against(comparison, original)
+        yield from _wrap(said, width, f"  {plain(name):<{column}}  ", " " * (column + 4))
+
+
+def _changes(report: Report, width: int) -> Iterator[str]:
+    names = [k.name for k in report.knobs]
+    column = max(map(len, names), default=0)
+    for knob in report.knobs:
+        was, now = _value(knob.was, knob.engine_default), _value(knob.now, knob.engine_default)
+        yield from _wrap(f"{was} -> {now}", width, f"  {knob.name:<{column}}  ", " " * (column + 4))
+    if report.files:
+        yield from _wrap(f"files: {', '.join(report.files)}", width, "  ", "    ")
+
+
+def _value(value: Scalar | None, engine_default: Scalar | None) -> str:
+    if value is not None:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    return "the engine's default" + (f" ({engine_default})" if engine_default is not None else "")
+
+
+def _tried(report: Report, width: int) -> Iterator[str]:
+    if not report.tried:
+        return
+    meaning = words.meaning(report.metric, report.direction)
+    yield from _wrap(f"gain: {report.metric}, {meaning}, against the state before it; negative is a loss", width)
+    gains = [words.gain(t.effect) if t.effect else "not measured" for t in report.tried]
+    column = max(map(len, gains))
+    yield f"  {'#':>3}  {'verdict':<12}  {'gain':<{column}}  change"
+    for tried, gain in zip(report.tried, gains, strict=True):
+        yield from _row(tried, f"  {tried.number:>3}  {tried.outcome:<12}  {gain:<{column}}  ", width)
+
+
+def _row(tried: Tried, head: str, width: int) -> Iterator[str]:
+    yield from _wrap(tried.change, width, head, " " * len(head))
+    indent = " " * 7
+    if "patch of" in tried.change:
+        yield from _wrap(short(tried.claim, _CLAIM_CHARACTERS), width, f"{indent}claim: ", indent + " " * 7)
+    if tried.reason and tried.outcome != "accept":
+        yield from _wrap(short(tried.reason, _REASON_CHARACTERS), width, f"{indent}why: ", indent + " " * 5)
+
+
+def _held(report: Report, width: int) -> Iterator[str]:
+    for held in report.held:
+        yield from _wrap(_held_text(held), width, f"  {held.finding:<12}  ", " " * 16)
+
+
+def _held_text(held: Held) -> str:
+    if held.effect is None:
+        return held.message
+    limit = f", may lose at most {100 * held.max_regression:.0f} %" if held.max_regression is not None else ""
+    return f"{held.role} {words.gain_of(held.effect)}{limit}"
+
+
+def _measured(report: Report, width: int) -> Iterator[str]:
+    if report.baseline is not None:
+        pairs = words.count(report.baseline.n_units, "pair")
+        yield from _wrap(f"The baseline against itself: {words.gain(report.baseline)} over {pairs}.", width)
+    if report.n_accepted:
+        yield from _wrap(words.sensitivity(report), width)
+    if report.confidence is not None:
+        low, high = (f"{100 * value:.1f} %" for value in report.confidence)
+        level = low if low == high else f"{low} to {high}"
+        yield from _wrap(
+            f"Intervals: Student t over fresh process pairs, confidence {level} each (two-sided, at one of "
+            "several looks that share an error budget).", width,
+        )  # fmt: skip
+    yield from _wrap(
+        f"Error budget: at most {100 * report.error_budget:g} % probability of any false accept in the whole "
+        f"campaign; {100 * report.error_spent:.2g} % given to the changes so far.", width,
+    )  # fmt: skip
+    yield from _wrap(_used(report), width)
+
+
+def _used(report: Report) -> str:
+    limit = f" of {report.budget.minutes:g} min" if report.budget.minutes is not None else ""
+    return (
+        f"Used: {report.n_changes} of {report.budget.experiments} experiments, "
+        f"{duration(report.elapsed_s)}{limit}, {duration(report.sandbox_s)} of it measuring."
+    )
+
+
+def _warnings(report: Report, width: int) -> Iterator[str]:
+    for warning in report.warnings:
+        yield from _wrap(warning, width, "  - ", "    ")
+
+
+def _patch(report: Report, width: int) -> Iterator[str]:
+    lines = report.patch.splitlines()
+    for line in lines[:PATCH_LINES]:
+        yield "  " + "".join(c for c in line.replace("\t", "    ") if c.isprintable())
+    if (left := len(lines) - PATCH_LINES) > 0:
+        yield f"  … {words.count(left, 'more line')}: infra-agent show {report.campaign} --patch"
+
+
+def _next(report: Report, width: int) -> Iterator[str]:
+    for command in report.next:
+        line, _, comment = command.partition("  # ")
+        yield from _wrap(f"# {comment}", width) if comment else ()
+        yield f"  {line}"

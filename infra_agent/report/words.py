@@ -1,0 +1,221 @@
+"""The sentences of a report. They claim no more than the intervals say, and no number stands without its own.
+
+A percentage is always a gain in the wanted direction: more throughput, or time saved; negative is a loss.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from feedback import stats
+from feedback.signals import Effect
+from infra_agent.catalogue import SHIPPED
+from infra_agent.domain import CampaignState
+from infra_agent.journal import Journal
+from infra_agent.report.facts import Comparison, Noise, Report
+
+MORE_EXPERIMENTS = 10
+"""By how many experiments the next command suggests to raise a budget."""
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """`0.123` as `+12.3 %`."""
+    return f"{100 * value:+.{digits}f} %"
+
+
+def gain(effect: Effect) -> str:
+    """`+12.3 % [+10.1 %, +14.6 %]`; no decimals once it is more than twofold."""
+    low, high = effect.improvement_interval
+    digits = 0 if max(abs(low), abs(high)) >= 1 else 1
+    return f"{percent(effect.improvement, digits)} [{percent(low, digits)}, {percent(high, digits)}]"
+
+
+def meaning(metric: str, direction: str) -> str:
+    """What a gain of the metric is, in words."""
+    if direction == "maximize":
+        return "more"
+    return "time saved" if metric.endswith(("_s", "_ms")) else "saved"
+
+
+def gain_of(effect: Effect) -> str:
+    """The metric with its gain: `output_throughput +12.3 % [...]`, `slice_time_s +3.1 % [...] time saved`."""
+    said = f"{effect.metric} {gain(effect)}"
+    return said if effect.direction == "maximize" else f"{said} {meaning(effect.metric, effect.direction)}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 pair`, `3 pairs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def headline(report: Report) -> str:
+    """The result in one sentence."""
+    original = report.comparisons[0]
+    so_far = "" if report.state is CampaignState.COMPLETE else "Not finished. So far: "
+    if not report.n_accepted:
+        return so_far + _nothing_found(report, original.against)
+    accepted = count(report.n_accepted, "change")
+    effect = original.effect
+    if effect is None:
+        return f"{so_far}{accepted} accepted; the whole was not measured against {original.against} yet."
+    said = f"{gain_of(effect)} against {original.against}"
+    pairs = count(effect.n_units, "pair")
+    if original.confirmed:
+        return f"{so_far}{said}, confirmed with fresh processes ({pairs})."
+    if original.finding == "better":
+        each = f"{accepted} confirmed one by one"
+        return f"{so_far}{said}, measured as a whole with fresh processes ({pairs}); {each}."
+    return f"{so_far}{accepted} confirmed singly, but the whole is {_undecided(original)}: {said} ({pairs})."
+
+
+def _undecided(comparison: Comparison) -> str:
+    return {"worse": "worse", "same": "no gain worth having"}.get(comparison.finding, "undecided")
+
+
+def _nothing_found(report: Report, against: str) -> str:
+    if not report.tried:
+        return f"No change was tried, so {against} stands."
+    tried = count(report.n_changes, "change")
+    broke = [t for t in report.tried if t.outcome == "reject" and t.effect and _is_clear_gain(t.effect)]
+    measured = [t for t in report.tried if t.effect is not None and t not in broke]
+    said = f"Nothing better than {against} was found in {tried}"
+    bound = max((t.effect.improvement_interval[1] for t in measured if t.effect), default=None)
+    if bound is None:
+        said += f": none got as far as a measurement of {report.metric}" if not broke else ""
+    elif bound <= 0:
+        said += f": {_all(len(measured))} worse"
+    else:
+        open_ones = sum(t.outcome == "inconclusive" for t in measured)
+        said += f": a gain above {percent(bound)} is excluded for {_each(len(measured))}"
+        said += f" ({open_ones} of them undecided below that)" if open_ones else ""
+    if broke:
+        said += f"; {count(len(broke), 'change')} did better but broke a guardrail or a gate"
+    return said + "."
+
+
+def _is_clear_gain(effect: Effect) -> bool:
+    return effect.improvement_interval[0] > 0
+
+
+def _all(number: int) -> str:
+    return "the one that was measured is" if number == 1 else f"all {number} that were measured are"
+
+
+def _each(number: int) -> str:
+    return "the one that was measured" if number == 1 else f"each of the {number} that were measured"
+
+
+def sensitivity(report: Report) -> str:
+    """How small a gain would have been seen, as far as that is known."""
+    noise = report.noise
+    kind = "measured on this machine" if noise.is_measured else "assumed, because it was not measured here"
+    floor = f"{100 * noise.floor:.1f} % ({kind})"
+    said = f"A gain counts once its whole interval clears the noise floor of {floor}."
+    if noise.minimum_detectable_effect is None:
+        return said
+    seen = f"{100 * noise.minimum_detectable_effect:.1f} %"
+    return (
+        f"{said} By {noise.n_units} A/A pairs of this host, a first measurement finds a true gain of {seen} "
+        "with 90 % probability."
+    )
+
+
+def against(comparison: Comparison, original: Comparison) -> str:
+    """What holding the result against an arm has shown."""
+    effect = comparison.effect
+    if comparison.is_identical:
+        return "unchanged: nothing was accepted" if comparison is original else "the result is exactly this"
+    if effect is None:
+        return f"not measured{f': {comparison.reason}' if comparison.reason else ''}"
+    low, high = effect.improvement_interval
+    pairs = count(effect.n_units, "pair")
+    numbers = f"{gain(effect)} ({effect.baseline:.4g} -> {effect.measured:.4g}, {pairs})"
+    if comparison.finding == "better":
+        return f"better, {numbers}"
+    if comparison.finding == "worse":
+        return f"worse, {numbers}"
+    if not low <= 0 <= high:
+        return f"within the noise floor, {numbers}"
+    return f"no difference found, {numbers}{_undoing(comparison, original)}"
+
+
+def _undoing(control: Comparison, original: Comparison) -> str:
+    """Whether a gain over the original is that of a control arm: it only undoes what was set before."""
+    if control.effect is None or original.effect is None or original.finding != "better":
+        return ""
+    if control.finding == "same":
+        return "; the gain comes from undoing the inherited settings"
+    if control.effect.improvement_interval[1] < original.effect.improvement_interval[0]:
+        return "; most of the gain comes from undoing the inherited settings"
+    return ""
+
+
+def warnings(journal: Journal, baseline: Effect | None, noise: Noise) -> tuple[str, ...]:
+    """What makes the numbers less certain than they look, and what to do about it."""
+    found = []
+    if noise.is_biased or (baseline is not None and not _contains_nothing(baseline)):
+        said = f" ({gain(baseline)})" if baseline is not None else ""
+        found.append(
+            f"The baseline differs from itself{said}: identical arms should not. Trust no small gain from "
+            "this host before the cause is found (other load, CPU frequency, thermal limits)."
+        )
+    measured = [e for e in journal.finished if e.run_directory]
+    busy = [s for e in measured for s in e.signals if s.rule_id == "stability.env_contention"]
+    if kept := [s for s in busy if s.level == "warning"]:
+        found.append(
+            f"The machine was busy with other work in {len(kept)} of {count(len(measured), 'measurement')}; "
+            f"in the last of them: {kept[-1].message}. That widens intervals; a quieter machine decides more."
+        )
+    if not noise.is_measured:
+        found.append(
+            f"The noise floor of {100 * noise.floor:.1f} % is assumed ({noise.n_units} of "
+            f"{stats.MIN_FLOOR_UNITS} A/A pairs known for this host); `infra-agent calibrate` measures it."
+        )
+    if journal.accepted:
+        events = [s for s in journal.accepted[-1].signals if s.rule_id == "stability.runtime_event"]
+        found += [s.message for s in events if s.level != "note"]
+    return tuple(found)
+
+
+def _contains_nothing(effect: Effect) -> bool:
+    low, high = effect.improvement_interval
+    return low <= 0 <= high
+
+
+def next_commands(report: Report) -> tuple[str, ...]:
+    """What to type next, most useful first."""
+    resume = f"infra-agent run --resume {report.campaign}"
+    commands = []
+    if report.state is not CampaignState.COMPLETE:
+        commands.append(f"{resume}  # continue where it stopped; nothing finished is measured again")
+    if report.patch:
+        commands.append(_use_patch(report))
+    if not report.noise.is_measured:
+        commands.append(f"infra-agent calibrate {_target(report)}  # measure this machine's noise floor")
+    if report.state is CampaignState.COMPLETE:
+        commands += _go_on(report, resume)
+    return tuple(commands) or (f"infra-agent show {report.campaign} --json  # everything that was measured",)
+
+
+def _use_patch(report: Report) -> str:
+    show = f"infra-agent show {report.campaign} --patch"
+    if SHIPPED in PurePath(report.directory).parts:  # a working tree of one's own is elsewhere
+        return f"{show} > {report.target}.patch  # save the patch"
+    return f"{show} | git -C {shlex.quote(report.directory)} apply  # apply the patch"
+
+
+def _go_on(report: Report, resume: str) -> Sequence[str]:
+    if report.planner.startswith("script:") and report.n_accepted:
+        return ()
+    if report.n_changes >= report.budget.experiments:
+        return (f"{resume} --experiments {report.n_changes + MORE_EXPERIMENTS}  # search on",)
+    if report.budget.minutes is not None and report.elapsed_s > 30 * report.budget.minutes:
+        return (f"{resume} --minutes {2 * report.budget.minutes:g}  # search on",)
+    return ()
+
+
+def _target(report: Report) -> str:
+    path = PurePath(report.directory)
+    return path.name if SHIPPED in path.parts else shlex.quote(report.directory)
