@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -179,7 +180,12 @@ def make_candidate(lab: Lab, parent: str, proposal: Proposal) -> tuple[str, str]
 def locations(lab: Lab, experiment: Experiment, commit: str) -> tuple[Location, ...]:
     """Where a change acts: its knobs with their old and new values, or its files."""
     change = experiment.proposal.change
-    found: list[Location] = [ParamLocation(name=name, value=value) for name, value in change.knobs.items()]
+    found: list[Location] = []
+    if change.knobs:
+        with tempfile.TemporaryDirectory(prefix="ia-") as directory:
+            lab.site.repository.checkout(experiment.parent_commit, Path(directory))
+            before = read_knobs(Path(directory), lab.spec)
+        found += [ParamLocation(name=n, value=v, was=before.get(n)) for n, v in change.knobs.items()]
     if change.patch.strip():
         files = lab.site.repository.changed(experiment.parent_commit, commit)
         found += [CodeLocation(file=f.path) for f in files]
