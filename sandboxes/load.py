@@ -107,10 +107,10 @@ class Burst(Record):
 
 
 def draw_prompts(prompts: Sequence[str], n: int, seed: int, use: int = 0) -> list[str]:
-    """`n` prompts for a seed, all different while there are enough. `use` tells repeated draws of one seed
-    apart: the same prompts with other numbers, so that the second draw isn't answered from a cache."""
-    rng = random.Random(f"prompts/{seed}")
-    chosen = rng.sample(prompts, n) if n <= len(prompts) else rng.choices(prompts, k=n)
+    """`n` prompts for a seed. `use` counts repeated draws of one seed: each goes on where the last one ended in
+    the seed's order of all prompts and has other numbers, so that it can't be answered from a cache."""
+    order = random.Random(f"prompts/{seed}").sample(prompts, len(prompts))
+    chosen = [order[i % len(order)] for i in range(use * n, (use + 1) * n)]
     numbers = random.Random(f"numbers/{seed}/{use}")
     return [text.replace("{number}", str(numbers.randrange(100_000, 1_000_000))) for text in chosen]
 

@@ -75,8 +75,8 @@ class ServerArm:
     def slice(self, number: int, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:
         """One burst with the prompts of `seed`, as a JSON-able record (see `load.Burst`).
 
-        `params` are those of `load.BurstParams`. Each further slice of one seed has the same prompts with
-        other numbers in them. Raises ProcessFailed if the server died, or if the burst reached its time
+        `params` are those of `load.BurstParams`. Each further slice of one seed has other prompts, the same
+        ones in every arm. Raises ProcessFailed if the server died, or if the burst reached its time
         limit: then it is stopped. Raises pydantic.ValidationError for wrong parameters.
         """
         checked = BurstParams.model_validate(dict(params))

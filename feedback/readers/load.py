@@ -6,7 +6,8 @@ differences, so that no refused, short or late answer can make a score better:
 * Only complete answers are credited with tokens, and goodput is over offered requests.
 * A burst with a failed request is charged its whole time limit as duration, and a failed request has the
   time limit as each of its latencies. A burst without any complete answer counts as one token and one
-  request in the time limit (a logarithm needs something above zero).
+  request in the time limit, and one without any good request as half a good one (a logarithm needs something
+  above zero).
 * An answer a few tokens short of what was offered is credited with what it has, and its end-to-end latency is
   extrapolated to the offered length at its own pace.
 """
@@ -102,7 +103,7 @@ def metrics(record: dict[str, Any]) -> dict[str, float]:
     tokens = sum(request.output_tokens for request in complete)
     requests = sum(request.output_tokens / request.offered_output_tokens for request in complete)
     prompt_tokens = sum(request.prompt_tokens_expected for request in complete)
-    n_good = sum(_is_good(request, burst.params) for request in complete)
+    n_good = sum(_is_good(request, burst.params) for request in complete) or 0.5
     found = {
         "request_throughput": (requests if complete else 1.0) / charged_s,
         "output_throughput": max(tokens, 1) / charged_s,

@@ -54,6 +54,18 @@ class Whole(NamedTuple):
         return value
 
 
+class Chunk(NamedTuple):
+    """A length in tokens: 0 for never, or no shorter than `least`."""
+
+    least: int
+
+    def check(self, key: str, value: object) -> int:
+        length = Whole(0, 1 << 20).check(key, value)
+        if 0 < length < self.least:
+            raise LaunchError(f"{key} must be 0 or at least {self.least}: shorter chunks give wrong answers")
+        return length
+
+
 class Flag(NamedTuple):
     """true or false."""
 
@@ -77,7 +89,7 @@ class Choice(NamedTuple):
 CACHE_TYPES = Choice(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"))
 THREADS = Whole(1, 512)
 
-DOMAINS: dict[str, Whole | Flag | Choice] = {
+DOMAINS: dict[str, Whole | Chunk | Flag | Choice] = {
     "threads": THREADS,
     "threads_batch": THREADS,
     "threads_http": Whole(1, 256),
@@ -92,7 +104,7 @@ DOMAINS: dict[str, Whole | Flag | Choice] = {
     "kv_unified": Flag(),
     "cont_batching": Flag(),
     "cache_prompt": Flag(),
-    "cache_reuse": Whole(0, 1 << 20),
+    "cache_reuse": Chunk(64),
     "cache_ram_mib": Whole(-1, 1 << 20),
     "load_mode": Choice(("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io")),
 }
