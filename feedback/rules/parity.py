@@ -39,7 +39,7 @@ def _held(probe: str, points: Sequence[ParityPoint], criteria: Criteria) -> Sign
     return Signal(
         rule_id="parity.numeric_error", level="note", finding="holds", role="gate",
         message=f"{probe}: all {len(points)} comparisons within tolerance; worst {worst.tensor} "
-        f"{worst.measure} {worst.value:.3g} of {worst.tolerance:.3g} allowed",
+        f"{worst.measure} {worst.value:.3g} of {worst.tolerance:.3g} allowed"[:400],
         locations=criteria.changed,
     )  # fmt: skip
 
