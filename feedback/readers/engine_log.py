@@ -53,10 +53,11 @@ class _Table(BaseModel):
 
 
 class Patterns(NamedTuple):
-    """The table, ready to search: one expression whose named groups are the events."""
+    """The table, ready to search."""
 
-    events: dict[str, _Event]
-    expression: re.Pattern[str]
+    any: re.Pattern[str]
+    """Fits whatever one of the events fits: most lines are none."""
+    events: tuple[tuple[re.Pattern[str], _Event], ...]
     ignored: re.Pattern[str]
 
 
@@ -103,9 +104,8 @@ def classify(line: str) -> tuple[_Event, str] | None:
     prefix = _PREFIX.match(text)
     level = prefix[1] if prefix else None
     said = text[prefix.end() if prefix else 0 :]
-    found = patterns.expression.search(said)
-    if found is not None and found.lastgroup is not None:
-        return patterns.events[found.lastgroup], said[:MAX_MESSAGE]
+    if patterns.any.search(said):
+        return next(event for pattern, event in patterns.events if pattern.search(said)), said[:MAX_MESSAGE]
     if level in OTHERS and not patterns.ignored.search(said):
         return OTHERS[level], said[:MAX_MESSAGE]
     return None
@@ -129,6 +129,12 @@ def _patterns() -> Patterns:
     table = _Table.model_validate(
         tomllib.loads(files(__package__).joinpath("engine_log.toml").read_text(encoding="utf-8"))
     )
-    expression = "|".join(f"(?P<{event.name}>{event.pattern})" for event in table.event)
-    ignored = "|".join(f"(?:{line.pattern})" for line in table.ignore) or r"(?!)"
-    return Patterns({event.name: event for event in table.event}, re.compile(expression), re.compile(ignored))
+    return Patterns(
+        any=_either([event.pattern for event in table.event]),
+        events=tuple((re.compile(event.pattern), event) for event in table.event),
+        ignored=_either([line.pattern for line in table.ignore]),
+    )
+
+
+def _either(patterns: list[str]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns) or r"(?!)")

@@ -5,9 +5,9 @@ differences, so that no refused, short or late answer can make a score better:
 
 * Only complete answers are credited with tokens, and goodput is over offered requests.
 * A burst with a failed request is charged its whole time limit as duration, and a failed request has the
-  time limit as each of its latencies. A burst without any complete answer counts as one token and one
-  request in the time limit, and one without any good request as half a good one (a logarithm needs something
-  above zero).
+  time limit as each of its latencies and gaps between tokens. A burst without any complete answer counts as
+  one token and one request in the time limit, and one without any good request as half a good one (a logarithm
+  needs something above zero).
 * An answer a few tokens short of what was offered is credited with what it has, and its end-to-end latency is
   extrapolated to the offered length at its own pace.
 """
@@ -114,9 +114,10 @@ def metrics(record: dict[str, Any]) -> dict[str, float]:
         "failed": float(n_failed),
     }
     lost = [limit_s] * n_failed
+    lost_gaps = [limit_s] * sum(max(1, r.offered_output_tokens - 1) for r in burst.requests if not r.ok)
     found |= _summary("ttft", [request.ttft_s or 0.0 for request in complete] + lost)
     found |= _summary("tpot", [tpot for r in complete if (tpot := _tpot_s(r)) is not None] + lost)
-    found |= _summary("itl", [gap for request in complete for gap in request.itls_s] + lost)
+    found |= _summary("itl", [gap for request in complete for gap in request.itls_s] + lost_gaps)
     found |= _summary("e2el", [_full_e2el_s(request) for request in complete] + lost)
     return found
 

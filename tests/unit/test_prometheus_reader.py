@@ -1,0 +1,89 @@
+"""Scrapes of /metrics: differences of counters under one name for every engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from feedback.observations import RuntimeEvent
+from feedback.readers import Unreadable
+from feedback.readers.prometheus import events, read, samples
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "llamacpp"
+
+
+def by_name(found: list[RuntimeEvent]) -> dict[str, RuntimeEvent]:
+    return {event.name: event for event in found}
+
+
+def scrapes(tmp_path: Path, before: str, after: str) -> Path:
+    path = tmp_path / "scrapes.json"
+    path.write_text(json.dumps({"before": before, "after": after}), encoding="utf-8")
+    return path
+
+
+def test_recorded_scrapes_of_a_real_server_are_differenced() -> None:
+    found = by_name(read(DATA / "scrapes.json", "events", "screen", "baseline"))
+    # Two bursts of four requests of six tokens.
+    assert found["output_tokens"].count == 48
+    assert found["output_tokens"].message == "tokens generated (llamacpp:tokens_predicted_total)"
+    assert found["prompt_tokens"].count > 0
+    assert found["cached_prompt_tokens"].count > 0
+    assert 1 < found["busy_slots_per_pass"].count <= 2
+    assert {e.source for e in found.values()} == {"metrics"}
+    assert {e.arm for e in found.values()} == {"baseline"}
+    assert {e.level for e in found.values()} == {"note"}
+
+
+def test_counters_are_summed_over_their_labels() -> None:
+    text = (
+        "# TYPE vllm:generation_tokens_total counter\n"
+        'vllm:generation_tokens_total{engine="0"} 10\n'
+        'vllm:generation_tokens_total{engine="1"} 5\n'
+    )
+    found = by_name(events({}, samples(text), "events", "screen", "candidate"))
+    assert found["output_tokens"].count == 15
+
+
+def test_preemptions_warn_only_when_there_were_some() -> None:
+    quiet = {"vllm:num_preemptions_total": 3.0}
+    busy = {"vllm:num_preemptions_total": 5.0}
+    assert "preemptions" not in by_name(events(quiet, quiet, "events", "screen", "candidate"))
+    event = by_name(events(quiet, busy, "events", "screen", "candidate"))["preemptions"]
+    assert (event.count, event.level) == (2, "warning")
+
+
+def test_old_and_new_names_of_one_counter_are_not_added() -> None:
+    both = {"vllm:kv_cache_usage_perc": 0.5, "vllm:gpu_cache_usage_perc": 0.5}
+    assert by_name(events({}, both, "events", "screen", "candidate"))["kv_cache_usage"].count == 0.5
+
+
+def test_counter_that_went_back_tells_of_a_restart() -> None:
+    before, after = {"llamacpp:n_decode_total": 90.0}, {"llamacpp:n_decode_total": 4.0}
+    found = by_name(events(before, after, "events", "screen", "candidate"))
+    assert found["decode_calls"].count == 4
+    assert found["server_restarted"].level == "warning"
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    assert samples("# TYPE a gauge\na NaN\n# TYPE b gauge\nb +Inf\n# TYPE c gauge\nc 2\n") == {"c": 2.0}
+
+
+def test_server_that_died_leaves_no_file_and_no_events(tmp_path: Path) -> None:
+    assert read(tmp_path / "missing.json", "events", "screen", "candidate") == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"before": ""}', '{"before": 1, "after": ""}'])
+def test_malformed_file_is_located(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "scrapes.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(Unreadable, match=r"scrapes\.json, line 1"):
+        read(path, "events", "screen", "candidate")
+
+
+@pytest.mark.parametrize("text", ["one two three four {", "a b c\n", "<html>not found</html>\n"])
+def test_scrape_in_another_format_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Unreadable, match="after is not in the Prometheus text format"):
+        read(scrapes(tmp_path, "", text), "events", "screen", "candidate")
