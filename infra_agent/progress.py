@@ -82,6 +82,7 @@ def _outcome(data: dict[str, object]) -> str:
     reasons = data.get("reasons")
     first = short(str(reasons[0]), _REASON_CHARACTERS) if isinstance(reasons, list) and reasons else ""
     if data.get("role") != "change":
-        return first or "measured"
+        numbers, separator, _ = first.partition("]: ")
+        return f"{numbers}]" if separator else first or "measured"
     verdict = str(data.get("verdict"))
     return f"{verdict}, confirmed: {first}" if data.get("confirmed") else f"{verdict}: {first}"

@@ -29,7 +29,7 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
-    sys.exit(_edge(sys.argv[1:]))
+    sys.exit(execute(sys.argv[1:]))
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
@@ -37,7 +37,7 @@ def _interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _edge(arguments: list[str]) -> int:
+def execute(arguments: list[str]) -> int:
     """The one place where any failure becomes a message and an exit code."""
     as_json = "--json" in arguments
     try:

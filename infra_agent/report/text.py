@@ -106,7 +106,7 @@ def _tried(report: Report, width: int) -> Iterator[str]:
     if not report.tried:
         return
     meaning = words.meaning(report.metric, report.direction)
-    yield from _wrap(f"gain: {report.metric}, {meaning}, against the state before it; negative is a loss", width)
+    yield from _wrap(f"gain: {meaning}, against the state before it; negative is a loss", width)
     gains = [words.gain(t.effect) if t.effect else "not measured" for t in report.tried]
     column = max(map(len, gains))
     yield f"  {'#':>3}  {'verdict':<12}  {'gain':<{column}}  change"

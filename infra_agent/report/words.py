@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from feedback import stats
-from feedback.signals import Effect
+from feedback.signals import Direction, Effect
 from infra_agent.catalogue import SHIPPED
 from infra_agent.domain import CampaignState
 from infra_agent.journal import Journal
@@ -32,17 +32,19 @@ def gain(effect: Effect) -> str:
     return f"{percent(effect.improvement, digits)} [{percent(low, digits)}, {percent(high, digits)}]"
 
 
-def meaning(metric: str, direction: str) -> str:
-    """What a gain of the metric is, in words."""
-    if direction == "maximize":
-        return "more"
+def meaning(metric: str, direction: Direction) -> str:
+    """What a gain of the metric is: `more output_throughput`, `time saved (slice_time_s)`."""
+    return f"more {metric}" if direction == "maximize" else f"{_saved(metric)} ({metric})"
+
+
+def _saved(metric: str) -> str:
     return "time saved" if metric.endswith(("_s", "_ms")) else "saved"
 
 
 def gain_of(effect: Effect) -> str:
     """The metric with its gain: `output_throughput +12.3 % [...]`, `slice_time_s +3.1 % [...] time saved`."""
     said = f"{effect.metric} {gain(effect)}"
-    return said if effect.direction == "maximize" else f"{said} {meaning(effect.metric, effect.direction)}"
+    return said if effect.direction == "maximize" else f"{said} {_saved(effect.metric)}"
 
 
 def count(number: int, noun: str) -> str:
@@ -62,11 +64,13 @@ def headline(report: Report) -> str:
         return f"{so_far}{accepted} accepted; the whole was not measured against {original.against} yet."
     said = f"{gain_of(effect)} against {original.against}"
     pairs = count(effect.n_units, "pair")
+    same = [c.against for c in report.comparisons if c.kind == "control" and c.is_identical]
+    equals = f" The result is the control arm {same[0]} itself." if same else ""
     if original.confirmed:
-        return f"{so_far}{said}, confirmed with fresh processes ({pairs})."
+        return f"{so_far}{said}, confirmed with fresh processes ({pairs}).{equals}"
     if original.finding == "better":
         each = f"{accepted} confirmed one by one"
-        return f"{so_far}{said}, measured as a whole with fresh processes ({pairs}); {each}."
+        return f"{so_far}{said}, measured as a whole with fresh processes ({pairs}); {each}.{equals}"
     return f"{so_far}{accepted} confirmed singly, but the whole is {_undecided(original)}: {said} ({pairs})."
 
 
@@ -126,7 +130,7 @@ def against(comparison: Comparison, original: Comparison) -> str:
     """What holding the result against an arm has shown."""
     effect = comparison.effect
     if comparison.is_identical:
-        return "unchanged: nothing was accepted" if comparison is original else "the result is exactly this"
+        return "unchanged: nothing was accepted" if comparison is original else "the result itself"
     if effect is None:
         return f"not measured{f': {comparison.reason}' if comparison.reason else ''}"
     low, high = effect.improvement_interval

@@ -1,0 +1,329 @@
+"""The command line without a campaign: usage, messages, exit codes, JSON, and the edge that turns failures into
+them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra_agent import commands
+from infra_agent.bench import BaselineFailed
+from infra_agent.catalogue import check_needs, find_script, find_target
+from infra_agent.cli import app as cli
+from infra_agent.cli.edge import execute
+from infra_agent.domain import Budget, CampaignSpec, Event
+from infra_agent.errors import ModelUnavailable, NotFound, StoreUnavailable, TargetInvalid, WrongUse
+from infra_agent.progress import Progress
+from infra_agent.request import request
+from infra_agent.scaffold import init
+from infra_agent.settings import Settings, load_settings
+from sandboxes.sandbox import SandboxUnavailable
+
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("INFRA_AGENT_DATABASE_URL", "INFRA_AGENT_MODEL", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("INFRA_AGENT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def last_line(out: str) -> Any:
+    return json.loads(out.splitlines()[-1])
+
+
+def failing_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(settings: Settings) -> Any:
+        raise error
+
+    monkeypatch.setattr(commands, "campaigns", fail)
+
+
+def test_version_and_help(capsys: Out) -> None:
+    assert execute(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("infra-agent ")
+    assert execute(["--help"]) == 0
+    said = capsys.readouterr().out
+    for code in ("0 ", "2 ", "3 ", "4 ", "5 ", "6 ", "130 "):
+        assert re.search(rf"^ +{code} +\w", said, flags=re.MULTILINE)
+
+
+def test_no_command_prints_help_and_is_wrong_use(capsys: Out) -> None:
+    assert execute([]) == 2
+    assert "Usage: infra-agent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bogus"],
+        ["run"],
+        ["run", "nowhere"],
+        ["run", "x", "--experiments", "0"],
+        ["run", "x", "--experiments", "many"],
+        ["run", "x", "--minutes", "-1"],
+        ["run", "x", "--resume", "latest"],
+        ["run", "--resume", "latest", "--planner", "search"],
+        ["run", "--resume", "cmp_none"],
+        ["run", "--nonsense"],
+        ["show", "cmp_none"],
+        ["calibrate", "nowhere"],
+        ["calibrate", "tinyserve", "--pairs", "0"],
+        ["init", "/nowhere/at/all"],
+    ],
+)
+def test_wrong_use_exits_with_2_and_says_what_to_do(arguments: list[str], capsys: Out) -> None:
+    assert execute(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("infra-agent: ")
+    assert "Traceback" not in captured.err
+
+
+def test_errors_are_json_too(capsys: Out) -> None:
+    assert execute(["run", "nowhere", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert last_line(captured.out)["exit_code"] == 2
+    assert last_line(captured.out)["error"]["type"] == "WrongUse"
+    assert "llamacpp, tinyserve" in last_line(captured.out)["error"]["message"]
+    assert execute(["run", "--json", "--nonsense"]) == 2
+    assert last_line(capsys.readouterr().out)["error"]["type"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (WrongUse("so"), 2),
+        (TargetInvalid("so"), 2),
+        (NotFound("so"), 2),
+        (ModelUnavailable("so"), 4),
+        (StoreUnavailable("so"), 5),
+        (SandboxUnavailable("so"), 5),
+        (BaselineFailed("so"), 6),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_kind_of_failure_has_its_exit_code(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    failing_with(error, monkeypatch)
+    assert execute(["list", "--json"]) == code
+    captured = capsys.readouterr()
+    assert last_line(captured.out)["exit_code"] == code
+    assert captured.err == f"infra-agent: {'interrupted' if code == 130 else 'so'}\n"
+
+
+def test_an_unexpected_error_is_one_message_and_a_saved_traceback(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    failing_with(ZeroDivisionError("by nothing"), monkeypatch)
+    assert execute(["list"]) == 1
+    said = capsys.readouterr().err
+    assert "unexpected ZeroDivisionError: by nothing" in said
+    assert "Traceback" not in said
+    (saved,) = (home / "errors").iterdir()
+    assert str(saved) in said
+    assert "ZeroDivisionError" in saved.read_text()
+
+
+def test_a_traceback_that_cannot_be_saved_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("INFRA_AGENT_HOME", str(tmp_path / "file"))
+    failing_with(ZeroDivisionError("by nothing"), monkeypatch)
+    assert execute(["list"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_home_that_cannot_be_used_is_a_platform_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("INFRA_AGENT_HOME", str(tmp_path / "file" / "home"))
+    assert execute(["list", "--json"]) == 5
+    assert "choose another path" in last_line(capsys.readouterr().out)["error"]["message"]
+
+
+def test_list_without_campaigns_says_how_to_start_one(capsys: Out) -> None:
+    assert execute(["list"]) == 0
+    assert "infra-agent run TARGET" in capsys.readouterr().out
+    assert execute(["list", "--json"]) == 0
+    assert last_line(capsys.readouterr().out) == {"campaigns": []}
+
+
+def test_init_and_then_a_malformed_target_names_file_and_line(tmp_path: Path, capsys: Out) -> None:
+    assert execute(["init", str(tmp_path)]) == 0
+    path = tmp_path / "target.toml"
+    text = path.read_text().replace("min_effect = 0.02", "min_effect = 7")
+    path.write_text(text)
+    line = next(n for n, found in enumerate(text.splitlines(), 1) if found.startswith("min_effect"))
+    capsys.readouterr()
+    assert execute(["run", str(tmp_path)]) == 2
+    assert f"{path}:{line}: objective.min_effect" in capsys.readouterr().err
+    path.write_text("schema = = 1\n")
+    assert execute(["run", str(tmp_path)]) == 2
+    assert "line 1" in capsys.readouterr().err
+
+
+def test_a_missing_target_toml_points_to_init(tmp_path: Path, capsys: Out) -> None:
+    assert execute(["run", str(tmp_path)]) == 2
+    assert f"infra-agent init {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_missing_script_is_wrong_use_before_anything_is_stored(capsys: Out) -> None:
+    assert execute(["run", "tinyserve", "--planner", "script:none.toml"]) == 2
+    assert "none.toml does not exist" in capsys.readouterr().err
+    assert execute(["list", "--json"]) == 0
+    assert last_line(capsys.readouterr().out) == {"campaigns": []}
+
+
+def test_a_missing_compiler_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    script = "script:scripts/hoist.toml"
+    assert execute(["run", "tinyserve", "--planner", script]) == 2
+    said = capsys.readouterr().err
+    assert "needs cc, make on the PATH" in said
+    assert "build-essential" in said
+
+
+def test_without_a_model_and_knobs_the_planner_must_be_named(tmp_path: Path, capsys: Out) -> None:
+    init(tmp_path)
+    assert execute(["run", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "INFRA_AGENT_MODEL" in said
+    assert "script:FILE" in said
+    assert execute(["run", str(tmp_path), "--planner", "magic"]) == 2
+    assert "unknown planner 'magic'; use llm, search or script:FILE" in capsys.readouterr().err
+    assert execute(["run", str(tmp_path), "--planner", "llm"]) == 2
+    assert "OPENAI_API_KEY" in capsys.readouterr().err
+
+
+def test_the_default_planner_is_a_model_if_there_is_one_else_a_search(home: Path) -> None:
+    plain = load_settings({"INFRA_AGENT_HOME": str(home)})
+    model = load_settings(
+        {"INFRA_AGENT_HOME": str(home), "INFRA_AGENT_MODEL": "m", "OPENAI_BASE_URL": "http://localhost:1"}
+    )
+    assert request(plain, "llamacpp").planner == "search"
+    assert request(model, "llamacpp").planner == "llm"
+    assert request(model, "llamacpp", "search", 3, 2.5, 7) == CampaignSpec(
+        target="llamacpp", planner="search", budget=Budget(experiments=3, minutes=2.5), seed=7
+    )
+
+
+def test_a_script_is_found_here_or_below_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = find_target("tinyserve")
+    monkeypatch.chdir(tmp_path)
+    below = target / "scripts" / "hoist.toml"
+    assert find_script("script:scripts/hoist.toml", target) == f"script:{below}"
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "hoist.toml").touch()
+    assert find_script("script:scripts/hoist.toml", target) == f"script:{tmp_path / 'scripts' / 'hoist.toml'}"
+    assert find_script("search", target) == "search"
+
+
+def test_doctor_says_whether_campaigns_can_run(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = execute(["doctor", "--json"])
+    found = last_line(capsys.readouterr().out)
+    checks = {check["name"]: check for check in found["checks"]}
+    assert code == (0 if found["can_run"] else 5)
+    assert {"sandbox", "git", "cc", "machine", "home", "database", "model endpoint"} <= set(checks)
+    assert checks["model endpoint"]["status"] == "absent"
+    assert checks["noise, tinyserve"]["detail"].startswith("0 of 30")
+
+
+def test_doctor_fails_without_git(tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert execute(["doctor"]) == 5
+    said = capsys.readouterr().out
+    assert re.search(r"failed +git", said)
+    assert "Campaigns can't run here" in said
+
+
+def test_doctor_reports_an_endpoint_that_is_down(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFRA_AGENT_MODEL", "m")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    execute(["doctor", "--json"])
+    captured = capsys.readouterr()
+    checks = {check["name"]: check for check in last_line(captured.out)["checks"]}
+    assert checks["model endpoint"]["status"] == "warning"
+    assert "127.0.0.1:9" in checks["model endpoint"]["detail"]
+    assert "sk-secret" not in captured.out + captured.err
+
+
+def test_calibration_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    spec = commands.load_target(find_target("tinyserve"))[0]
+
+    def few(settings: Settings, target: str, pairs: int, say: Any) -> commands.Calibration:
+        return commands.Calibration(spec, (0.01,) * pairs, None, None)
+
+    monkeypatch.setattr(cli.commands, "calibrate", few)
+    assert execute(["calibrate", "tinyserve", "--pairs", "10"]) == 0
+    assert "go on with --pairs 20" in capsys.readouterr().out
+    assert execute(["calibrate", "tinyserve", "--pairs", "10", "--json"]) == 0
+    assert last_line(capsys.readouterr().out)["n_units"] == 10
+
+
+def test_calibration_states_floor_and_detectable_effect(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    from feedback import stats
+
+    spec = commands.load_target(find_target("tinyserve"))[0]
+    floor = stats.NoiseFloor(0.004, 0.01, 0.02, 0.01, 0.03, 30)
+
+    def known(settings: Settings, target: str, pairs: int, say: Any) -> commands.Calibration:
+        return commands.Calibration(spec, (0.01,) * 30, floor, 0.031)
+
+    monkeypatch.setattr(cli.commands, "calibrate", known)
+    assert execute(["calibrate", "tinyserve"]) == 0
+    said = capsys.readouterr().out
+    assert "noise floor: 0.40%" in said
+    assert "A true gain of 3.1% is found with 90 % probability" in said
+    assert "That is a bias" in said
+
+
+def test_needs_that_are_met_raise_nothing() -> None:
+    check_needs(commands.load_target(find_target("tinyserve"))[0].model_copy(update={"needs": ("sh",)}))
+
+
+def event(kind: str, **data: object) -> Event:
+    return Event(campaign_id="cmp_1", type=kind, data=data)
+
+
+def test_progress_counts_changes_and_says_what_runs() -> None:
+    now = 100.0
+    progress = Progress(Budget(experiments=5, minutes=2), changes=1, elapsed_s=30, clock=lambda: now)
+    assert progress.event(event("experiment_started", role="baseline", claim="x")) == (
+        "measuring the baseline against itself"
+    )
+    aa = "slice_time_s +0.1% [-0.5%, +0.6%]: no gain worth having (asked: 2.0%)"
+    finished = event("experiment_finished", role="baseline", verdict="reject", reasons=[aa])
+    assert progress.event(finished) == "done: slice_time_s +0.1% [-0.5%, +0.6%]"
+    started = event("experiment_started", role="change", claim="two\x1b[31m threads\nare better")
+    assert progress.event(started) == "experiment 2 of 5: two[31m threads are better"
+    assert progress.remark("confirm: load") == "  confirm: load"
+    assert progress.now().endswith("· confirm: load")
+    assert progress.used() == "30 s of 2 min"
+    done = event("experiment_finished", role="change", verdict="accept", reasons=["+12%"], confirmed=True)
+    assert progress.event(done) == "experiment 2: accept, confirmed: +12%"
+    assert progress.changes == 2
+    assert progress.event(event("campaign_finished")) == ""
+    assert "skipped: engine-defaults" in progress.event(event("skipped", what="engine-defaults", reason="time"))
+
+
+def test_output_that_cannot_be_encoded_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="replace"))
+    monkeypatch.setattr(commands, "campaigns", lambda settings: ())
+    assert execute(["list"]) == 0
+    assert b"No campaigns yet" in raw.getvalue()
