@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from feedback.observations import Scalar
 from feedback.signals import Direction
 from infra_agent.errors import TargetInvalid
+from infra_agent.places import line_of
 from sandboxes.contention import Limit
 from sandboxes.results import Record
 from sandboxes.runner import Schedule
@@ -22,6 +24,26 @@ from sandboxes.sandbox import Limits
 
 FILE_NAME = "target.toml"
 _SIZED = re.compile(r"^cores(?:\s*(?P<sign>[-+*/])\s*(?P<number>\d{1,4}))?$")
+
+
+def _inside(path: str) -> str:
+    if not path.strip() or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"{path!r} must be relative to the target and stay inside it")
+    return path
+
+
+def _rising(looks: tuple[int, ...]) -> tuple[int, ...]:
+    if not looks or looks[0] < 2 or any(b <= a for a, b in pairwise(looks)):
+        raise ValueError("numbers of pairs to look at must rise, from at least 2")
+    return looks
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+"""What stands in file names too."""
+InsidePath = Annotated[str, AfterValidator(_inside)]
+Looks = Annotated[tuple[int, ...], AfterValidator(_rising)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
 
 
 class Condition(Record):
@@ -83,11 +105,7 @@ class Knob(Record):
                 return f"{self.name} = {value!r} is not one of {', '.join(map(repr, self.choices))}"
         elif not isinstance(value, int) or isinstance(value, bool):
             return f"{self.name} = {value!r} is not a whole number"
-        elif (
-            self.minimum is not None
-            and self.maximum is not None
-            and not self.minimum <= value <= self.maximum
-        ):
+        elif self.minimum is not None and self.maximum is not None and not self.minimum <= value <= self.maximum:
             return f"{self.name} = {value} is outside {self.minimum}..{self.maximum}"
         for condition in self.conditions:
             if value in condition.values:
@@ -118,7 +136,7 @@ class Move(Record):
 class Package(Record):
     """A Python package that the target's processes import, installed apart from infra-agent's environment."""
 
-    name: str
+    name: Name
     requirement: str
     """Exact pip requirement; installed without its dependencies into infra-agent's home."""
     sha256: dict[str, str] = {}
@@ -149,19 +167,19 @@ class Server(Record):
     """How the target's server is started and reached, over a Unix socket in /scratch."""
 
     command: tuple[str, ...]
-    socket: str = "server.sock"
+    socket: Name = "server.sock"
     ready_path: str = "/health"
-    ready_timeout_s: float = 60.0
+    ready_timeout_s: Positive = 60.0
     metrics_path: str = "/metrics"
 
 
 class _Probe(Record):
-    name: str
+    name: Name
     kind: Literal["build", "correctness", "parity", "microbench", "load", "trace", "events"]
     description: str = ""
     covers: tuple[str, ...] = ()
     """Paths or knobs whose effect this probe can see."""
-    cost_s: float = 1.0
+    cost_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """About how long one run takes, for the order and the planner."""
     gate: bool = False
     """Whether a candidate that fails it is rejected."""
@@ -172,7 +190,7 @@ class CommandProbe(_Probe):
 
     method: Literal["command"]
     command: tuple[str, ...]
-    timeout_s: float = 120.0
+    timeout_s: Positive = 120.0
 
 
 class OutputsProbe(_Probe):
@@ -181,10 +199,10 @@ class OutputsProbe(_Probe):
     method: Literal["outputs"]
     worker: tuple[str, ...]
     oracle: tuple[str, ...]
-    cases: tuple[dict[str, Scalar], ...]
+    cases: tuple[dict[str, Scalar], ...] = Field(min_length=1)
     tolerance: float = Field(gt=0)
     """Largest allowed relative RMS error against the oracle."""
-    timeout_s: float = 60.0
+    timeout_s: Positive = 60.0
 
 
 class SlicesProbe(_Probe):
@@ -193,19 +211,19 @@ class SlicesProbe(_Probe):
     method: Literal["slices"]
     worker: tuple[str, ...]
     params: dict[str, Scalar] = {}
-    slice_target_s: float = 0.012
-    slice_timeout_s: float = 20.0
-    looks: tuple[int, ...] = (5, 10, 20)
-    blocks: int = 7
+    slice_target_s: Positive = 0.012
+    slice_timeout_s: Positive = 20.0
+    looks: Looks = (5, 10, 20)
+    blocks: Count = 7
     pinned: bool = True
     """Pin both arms to the same CPU."""
-    max_repeats: int = 5
+    max_repeats: int = Field(default=5, ge=0)
     """Disturbed pairs that are measured again before contention is taken as this host's condition."""
-    check_tolerance: float = 1e-4
+    check_tolerance: Positive = 1e-4
     """Largest relative difference between the arms' checksums of the same slice."""
-    default_margin: float = 0.02
+    default_margin: float = Field(default=0.02, ge=0, lt=1)
     """Noise floor that is assumed until it has been measured on this host."""
-    budget_s: float = 120.0
+    budget_s: Positive = 120.0
 
 
 class CallgrindProbe(_Probe):
@@ -215,40 +233,40 @@ class CallgrindProbe(_Probe):
     command: tuple[str, ...]
     toggle: str = ""
     """Function whose instructions alone are counted."""
-    timeout_s: float = 120.0
+    timeout_s: Positive = 120.0
 
 
 class LoadProbe(_Probe):
     """Streamed chat completions against both arms' servers, bursts alternating between them."""
 
     method: Literal["load"]
-    traffic: str
+    traffic: InsidePath
     """File with the prompts, in the target."""
     tokenizer: str
     """GGUF whose vocabulary counts the tokens on our side; placeholders allowed."""
-    streams: int = 4
-    output_tokens: int = 12
-    slice_timeout_s: float = 60.0
-    ttft_slo_ms: float = 2000.0
-    tpot_slo_ms: float = 200.0
-    looks: tuple[int, ...] = (3, 5, 10)
-    blocks: int = 3
-    warmup_slices: int = 1
-    max_repeats: int = 1
+    streams: Count = 4
+    output_tokens: Count = 12
+    slice_timeout_s: Positive = 60.0
+    ttft_slo_ms: Positive = 2000.0
+    tpot_slo_ms: Positive = 200.0
+    looks: Looks = (3, 5, 10)
+    blocks: Count = 3
+    warmup_slices: int = Field(default=1, ge=0)
+    max_repeats: int = Field(default=1, ge=0)
     """Disturbed pairs that are measured again; a pair of servers is dear."""
-    default_margin: float = 0.03
-    budget_s: float = 240.0
+    default_margin: float = Field(default=0.03, ge=0, lt=1)
+    budget_s: Positive = 240.0
 
 
 class LogprobsProbe(_Probe):
     """Teacher-forced log-probabilities of fixed texts, candidate against baseline."""
 
     method: Literal["logprobs"]
-    texts: str
+    texts: InsidePath
     tokenizer: str
-    margin: float = 0.075
+    margin: Positive = 0.075
     """Mean |delta log-probability| tolerated beyond the baseline's own A/A spread, in nats."""
-    timeout_s: float = 60.0
+    timeout_s: Positive = 60.0
 
 
 class EventsProbe(_Probe):
@@ -279,11 +297,11 @@ class TargetSpec(Record):
     schema_version: Literal[1] = Field(alias="schema")
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
     description: str
-    editable: tuple[str, ...]
+    editable: tuple[InsidePath, ...]
     """Paths or globs that a change may touch; everything else is protected."""
-    protected: tuple[str, ...] = ()
+    protected: tuple[InsidePath, ...] = ()
     """Paths or globs that no change may touch even where `editable` would match."""
-    hidden: tuple[str, ...] = ()
+    hidden: tuple[InsidePath, ...] = ()
     """Paths or globs that neither candidates nor planners ever see, such as known answers."""
     objective: Objective
     guardrails: tuple[Guardrail, ...] = ()
@@ -301,34 +319,35 @@ class TargetSpec(Record):
     contention: Limit = Limit()
     probes: tuple[Probe, ...]
 
-    @field_validator("editable", "protected", "hidden")
-    @classmethod
-    def _inside(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
-        for path in paths:
-            if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-                raise ValueError(f"{path!r} must be relative to the target and stay inside it")
-        return paths
-
     @model_validator(mode="after")
     def _consistent(self) -> TargetSpec:
         names = [p.name for p in self.probes]
         _unique("probe", names)
-        _unique("knob", [k.name for k in self.knobs])
+        _unique("package", [p.name for p in self.packages])
         objective = self.probe(self.objective.probe) if self.objective.probe in names else None
         if not isinstance(objective, PairedProbe):
-            raise ValueError(
-                f"objective: probe {self.objective.probe!r} is no probe with method slices or load"
-            )
+            raise ValueError(f"objective: probe {self.objective.probe!r} is no probe with method slices or load")
         for guardrail in self.guardrails:
             if guardrail.probe != self.objective.probe:
-                raise ValueError(
-                    f"guardrail {guardrail.metric}: must be measured by {self.objective.probe!r}"
-                )
-        if self.knobs and self.launch_file is None:
-            raise ValueError("knobs need a [launch_file] that holds their values")
+                raise ValueError(f"guardrail {guardrail.metric}: must be measured by {self.objective.probe!r}")
         uses_server = any(isinstance(p, LoadProbe | LogprobsProbe) for p in self.probes)
         if uses_server and self.server is None:
             raise ValueError("probes with method load or logprobs need a [server]")
+        for probe in self.probes:
+            watched = self.probe(probe.during) if isinstance(probe, EventsProbe) and probe.during in names else None
+            if isinstance(probe, EventsProbe) and not isinstance(watched, LoadProbe):
+                raise ValueError(f"probe {probe.name}: during {probe.during!r} is no probe with method load")
+        return self
+
+    @model_validator(mode="after")
+    def _knobs_exist(self) -> TargetSpec:
+        names = [k.name for k in self.knobs]
+        _unique("knob", names)
+        if self.knobs and self.launch_file is None:
+            raise ValueError("knobs need a [launch_file] that holds their values")
+        for conditioned in self.knobs:
+            for unknown in {other for c in conditioned.conditions for other in c.requires} - set(names):
+                raise ValueError(f"knob {conditioned.name}: a condition requires {unknown!r}, which is no knob")
         for control in self.controls:
             if refusal := self.refusal(dict(control.knobs)):
                 raise ValueError(f"control {control.name}: {refusal}")
@@ -388,35 +407,11 @@ def parse_target(text: str, origin: str) -> TargetSpec:
 
 
 def _problem(text: str, origin: str, loc: tuple[int | str, ...], message: str) -> str:
+    if loc[:1] == ("probes",):
+        loc = (*loc[:2], *loc[3:])  # the third part is the probe's method, which is no key
     line = line_of(text, loc)
     where = ".".join(str(part) for part in loc) or "the file as a whole"
     return f"{origin}{f':{line}' if line else ''}: {where}: {message.removeprefix('Value error, ')}"
-
-
-def line_of(text: str, loc: tuple[int | str, ...]) -> int | None:
-    """The line (from 1) on which the value at `loc` stands, or of the nearest table around it."""
-    best: int | None = None
-    lines = text.splitlines()
-    start = 0
-    for i, part in enumerate(loc):
-        if not isinstance(part, str):
-            continue
-        index = loc[i + 1] if i + 1 < len(loc) and isinstance(loc[i + 1], int) else 0
-        found = _find(lines, start, part, int(index))
-        if found is None:
-            continue
-        best, start = found + 1, found
-    return best
-
-
-def _find(lines: list[str], start: int, name: str, index: int) -> int | None:
-    quoted = re.escape(name)
-    table = re.compile(rf"^\s*\[\[?\s*(?:[\w.-]+\.)?{quoted}\s*\]\]?")
-    key = re.compile(rf"^\s*{quoted}\s*[=.]")
-    tables = [n for n in range(start, len(lines)) if table.match(lines[n])]
-    if tables:
-        return tables[min(index, len(tables) - 1)]
-    return next((n for n in range(start, len(lines)) if key.match(lines[n])), None)
 
 
 def load_target(directory: Path) -> tuple[TargetSpec, str]:
