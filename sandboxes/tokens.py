@@ -80,9 +80,7 @@ def _load(path: Path, mtime_ns: int, size_bytes: int) -> TokenCounter:
     tokens, kinds = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not isinstance(kinds, list) or len(tokens) != len(kinds):
         raise ValueError(f"{path.name}: the vocabulary is missing or its parts differ in length")
-    return TokenCounter(
-        [str(token) for token in tokens], [int(str(kind)) for kind in kinds], SPLIT_RULES[str(rule)]
-    )
+    return TokenCounter([str(token) for token in tokens], [int(str(kind)) for kind in kinds], SPLIT_RULES[str(rule)])
 
 
 def read_metadata(path: Path) -> dict[str, Value]:
@@ -96,7 +94,7 @@ def read_metadata(path: Path) -> dict[str, Value]:
             if version not in (2, 3):
                 raise ValueError(f"{path.name}: GGUF version {version} is not known")
             return {_string(file): _value(file, _unpack(file, "I")[0]) for _ in range(int(pairs))}
-        except (struct.error, KeyError, UnicodeDecodeError) as error:
+        except (struct.error, KeyError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{path.name}: broken GGUF metadata near byte {file.tell()}") from error
 
 
