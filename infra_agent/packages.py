@@ -10,6 +10,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -38,14 +39,21 @@ def mounts(directories: dict[str, Path]) -> tuple[Mount, ...]:
 def _ensure(package: Package, cache: Path, say: Callable[[str], None]) -> Path:
     key = hashlib.sha256(f"{package.requirement} {sys.version_info[:2]}".encode()).hexdigest()[:12]
     final = cache / f"{package.name}-{key}"
-    if not final.exists():
-        say(f"installing {package.requirement} for the target (once)")
-        partial = cache / f"{final.name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    if final.exists():
+        _verify(package, final)
+        return final
+    say(f"installing {package.requirement} for the target (once)")
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=cache) as directory:
+        partial = Path(directory) / "package"
+        partial.mkdir()
         _install(package, partial)
         _verify(package, partial)
-        partial.rename(final)
+        try:
+            partial.rename(final)
+        except OSError:
+            if not final.exists():  # else another run was faster
+                raise
     return final
 
 
@@ -71,9 +79,7 @@ def _verify(package: Package, directory: Path) -> None:
     for name, expected in package.sha256.items():
         path = directory / name
         if not path.is_file():
-            raise PackageUnavailable(
-                f"{package.requirement} holds no {name}; the target was written for another build"
-            )
+            raise PackageUnavailable(f"{package.requirement} holds no {name}; the target was written for another build")
         if (found := sha256_file(path)) != expected:
             raise PackageUnavailable(
                 f"{name} of {package.requirement} has SHA-256 {found}, the target expects {expected}: not used"

@@ -140,7 +140,7 @@ class Package(Record):
     requirement: str
     """Exact pip requirement; installed without its dependencies into infra-agent's home."""
     sha256: dict[str, str] = {}
-    """Relative file -> expected SHA-256, checked after the download."""
+    """Relative file -> expected SHA-256, checked after the download and before every use."""
 
 
 class Objective(Record):
