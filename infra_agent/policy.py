@@ -55,7 +55,7 @@ def error_share(journal: Journal, spec: CampaignSpec) -> float:
     spent = sum(e.alpha for e in changes)
     ahead = max(1, spec.budget.experiments - len(changes))
     within_plan = PLANNED_SHARE * spec.error_budget / spec.budget.experiments
-    if not changes or abs(changes[-1].alpha - within_plan) < 1e-12:
+    if all(abs(e.alpha - within_plan) < 1e-12 for e in changes):
         return within_plan
     return PLANNED_SHARE * max(0.0, spec.error_budget - spent) / ahead
 
