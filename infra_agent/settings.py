@@ -16,8 +16,8 @@ class Settings(BaseModel):
 
     home: Path = Field(alias="INFRA_AGENT_HOME")
     """Campaigns, artefacts and downloaded packages live here. Default: $XDG_DATA_HOME/infra-agent."""
-    database_url: str = Field(alias="INFRA_AGENT_DATABASE_URL")
-    """SQLAlchemy URL. Default: SQLite in the home."""
+    database_url: str = Field(alias="INFRA_AGENT_DATABASE_URL", repr=False)
+    """SQLAlchemy URL, which may hold a password. Default: SQLite in the home."""
     model: str = Field(default="", alias="INFRA_AGENT_MODEL")
     """Model name for the LLM planner."""
     openai_api_key: str = Field(default="", alias="OPENAI_API_KEY", repr=False)
