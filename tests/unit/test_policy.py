@@ -1,0 +1,163 @@
+"""When a campaign stops, what it builds on, and that its error budget is never overspent."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from feedback.verdict import Verdict, VerdictKind
+from infra_agent.domain import Budget, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
+from infra_agent.journal import Journal
+from infra_agent.policy import (
+    CONCLUSION_S,
+    MAX_CONFIRM_ALPHA,
+    PLANNED_SHARE,
+    SCREEN_ALPHA,
+    choose_parent,
+    confirm_alpha,
+    error_share,
+    expected_cost_s,
+    seconds_left,
+    stop_reason,
+)
+
+
+def make_spec(experiments: int = 20, minutes: float | None = None, error_budget: float = 0.05) -> CampaignSpec:
+    budget = Budget(experiments=experiments, minutes=minutes)
+    return CampaignSpec(target="t", budget=budget, error_budget=error_budget)
+
+
+def experiment(number: int, kind: VerdictKind | None = VerdictKind.REJECT, **fields: Any) -> Experiment:
+    known: dict[str, Any] = {
+        "id": f"exp_{number}", "campaign_id": "c", "number": number, "role": "change", "state": State.COMPLETE,
+        "proposal": Proposal(hypothesis=Hypothesis(claim="c"), change=Change()), "parent_commit": "base",
+        "commit": f"commit{number}", "verdict": Verdict(kind=kind, reasons=("r",)) if kind else None,
+        "confirmed": kind is VerdictKind.ACCEPT,
+    }  # fmt: skip
+    return Experiment.model_validate(known | fields)
+
+
+def journal(*experiments: Experiment) -> Journal:
+    return Journal(experiments=experiments)
+
+
+# What to build on.
+
+
+def test_first_change_builds_on_the_base() -> None:
+    assert choose_parent(journal(experiment(0, None, role="baseline")), "base") == "base"
+
+
+def test_change_builds_on_the_last_one_that_was_confirmed() -> None:
+    accepted = experiment(1, VerdictKind.ACCEPT)
+    unconfirmed = experiment(3, VerdictKind.ACCEPT, confirmed=False)
+    assert choose_parent(journal(accepted, experiment(2), unconfirmed), "base") == "commit1"
+    assert choose_parent(journal(accepted, experiment(4, VerdictKind.ACCEPT)), "base") == "commit4"
+
+
+# When to stop.
+
+
+def test_campaign_stops_when_its_experiments_are_used_up() -> None:
+    own = experiment(0, None, role="baseline")
+    assert stop_reason(journal(own, experiment(1)), make_spec(2), 0.0) is None
+    said = stop_reason(journal(own, experiment(1), experiment(2)), make_spec(2), 0.0)
+    assert said == "the budget of 2 experiments is used up"
+
+
+def test_experiment_that_the_platform_failed_is_counted() -> None:
+    assert stop_reason(journal(experiment(1, None, state=State.FAILED)), make_spec(1), 0.0) is not None
+
+
+def test_campaign_stops_before_what_it_can_not_finish() -> None:
+    done = journal(*(experiment(n, sandbox_s=60.0) for n in (1, 2, 3)))
+    needed = CONCLUSION_S + 30.0
+    assert stop_reason(done, make_spec(minutes=10), 600 - needed - 1) is None
+    said = stop_reason(done, make_spec(minutes=10), 600 - needed + 1)
+    assert said is not None
+    assert "10 minutes is nearly used up (104 s left)" in said
+
+
+def test_short_campaign_still_tries_its_first_change() -> None:
+    assert stop_reason(journal(), make_spec(minutes=1), 30.0) is None
+    assert stop_reason(journal(), make_spec(minutes=1), 61.0) == "the time budget is used up"
+
+
+def test_campaign_without_a_time_limit_never_runs_out_of_time() -> None:
+    assert seconds_left(make_spec(), 1e9) is None
+    assert stop_reason(journal(experiment(1)), make_spec(), 1e9) is None
+    assert seconds_left(make_spec(minutes=2), 30.0) == pytest.approx(90.0)
+
+
+def test_cost_is_the_median_of_what_was_measured() -> None:
+    measured = [experiment(n, sandbox_s=s) for n, s in enumerate((10.0, 90.0, 20.0))]
+    refused = experiment(7, sandbox_s=0.0)
+    own = experiment(8, sandbox_s=500.0, role="baseline")
+    running = experiment(9, None, sandbox_s=900.0, state=State.RUNNING)
+    assert expected_cost_s(journal(*measured, refused, own, running)) == 20.0
+    assert expected_cost_s(journal(refused)) == 0.0
+
+
+# The error budget.
+
+
+def spend(spec: CampaignSpec, journal_before: Journal, n: int) -> Journal:
+    """The journal after `n` more changes at the shares that the policy gives them."""
+    experiments = list(journal_before.experiments)
+    for _ in range(n):
+        share = error_share(Journal(experiments=tuple(experiments)), spec)
+        experiments.append(experiment(len(experiments), alpha=share))
+    return Journal(experiments=tuple(experiments))
+
+
+def spent(of: Journal) -> float:
+    return sum(e.alpha for e in of.experiments)
+
+
+@pytest.mark.parametrize("n", [1, 2, 20, 500])
+def test_planned_experiments_share_the_planned_part_evenly(n: int) -> None:
+    done = spend(make_spec(n), journal(), n)
+    assert [e.alpha for e in done.experiments] == pytest.approx([PLANNED_SHARE * 0.05 / n] * n)
+    assert spent(done) == pytest.approx(0.04)
+
+
+def test_own_measurements_spend_nothing() -> None:
+    own = experiment(0, None, role="baseline", alpha=0.05)
+    assert error_share(journal(own), make_spec(10)) == pytest.approx(0.004)
+
+
+def test_extension_lives_on_what_is_left() -> None:
+    done = spend(make_spec(20), journal(), 20)
+    extended = spend(make_spec(40), done, 20)
+    assert spent(extended) < 0.05
+    assert spent(extended) == pytest.approx(0.048, abs=0.0021)
+    assert all(e.alpha > 0 for e in extended.experiments)
+
+
+def test_extension_that_gives_the_planned_share_by_chance_does_not_overspend() -> None:
+    """20 planned, one more of 100, then 400 planned: the last share equals that of the new plan."""
+    done = spend(make_spec(100), spend(make_spec(20), journal(), 20), 1)
+    assert done.experiments[-1].alpha == pytest.approx(PLANNED_SHARE * 0.05 / 400)
+    assert spent(spend(make_spec(400), done, 379)) < 0.05
+
+
+def test_no_history_of_plans_overspends_the_budget() -> None:
+    rng = random.Random(3)
+    for _ in range(100):
+        error_budget = rng.choice([0.01, 0.05, 0.2])
+        history = journal()
+        for _ in range(rng.randrange(1, 6)):
+            planned = rng.randrange(1, 60)
+            more = max(0, min(planned - len(history.experiments), rng.randrange(0, 40)))
+            history = spend(make_spec(planned, error_budget=error_budget), history, more)
+        assert spent(history) <= error_budget
+
+
+def test_screening_and_confirmation_together_err_no_more_than_the_share() -> None:
+    for share in (1e-6, 0.0008, 0.002, 0.0025, 0.04):
+        alpha = confirm_alpha(share)
+        assert 0 < alpha <= MAX_CONFIRM_ALPHA
+        assert SCREEN_ALPHA * alpha <= share * (1 + 1e-9)
+    assert confirm_alpha(0.0008) == pytest.approx(0.016)
