@@ -203,9 +203,10 @@ def _measured(desk: Desk, experiment: Experiment) -> Outcome:
         case "change":
             if (seen := _seen_before(desk, experiment)) is not None:
                 return seen
-            original = next((e for e in desk.journal().finished if e.role == "baseline"), None)
+            journal = desk.journal()
+            original = next((e for e in journal.finished if e.role == "baseline"), None)
             lab = desk.lab.with_reference(original)
-            return experiments.conduct(_until(lab, left, policy.CONCLUSION_S), experiment)
+            return experiments.conduct(_until(lab, left, policy.conclusion_s(journal)), experiment)
         case "baseline":
             lab = _until(desk.lab, left, 0).within(BASELINE_SHARE)
             return experiments.compare(lab, experiment, baseline, candidate, BASELINE_PAIRS)

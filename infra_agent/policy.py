@@ -13,8 +13,8 @@ seeds must also pass: both together err with the product of the two."""
 MAX_CONFIRM_ALPHA = 0.05
 PLANNED_SHARE = 0.8
 """Part of the error budget that the planned experiments share; the rest is for extensions of the campaign."""
-CONCLUSION_S = 75.0
-"""Wall time kept back for the final measurement against the original and the control arms."""
+MIN_CONCLUSION_S = 45.0
+"""Least wall time kept back for the final measurement against the original and the control arms."""
 
 
 def choose_parent(journal: Journal, base_commit: str) -> str:
@@ -28,7 +28,7 @@ def stop_reason(journal: Journal, spec: CampaignSpec, elapsed_s: float) -> str |
         return f"the budget of {spec.budget.experiments} experiments is used up"
     if (left := seconds_left(spec, elapsed_s)) is None:
         return None
-    needed = CONCLUSION_S + expected_cost_s(journal) / 2
+    needed = conclusion_s(journal) + expected_cost_s(journal) / 2
     if left < needed and journal.number_of_changes:
         return f"the budget of {spec.budget.minutes:g} minutes is nearly used up ({left:.0f} s left)"
     return "the time budget is used up" if left <= 0 else None
@@ -37,6 +37,11 @@ def stop_reason(journal: Journal, spec: CampaignSpec, elapsed_s: float) -> str |
 def seconds_left(spec: CampaignSpec, elapsed_s: float) -> float | None:
     """Wall time left, or None without a limit."""
     return None if spec.budget.minutes is None else spec.budget.minutes * 60 - elapsed_s
+
+
+def conclusion_s(journal: Journal) -> float:
+    """Wall time to keep back for the conclusion: about what the baseline took against itself."""
+    return max(MIN_CONCLUSION_S, *(e.sandbox_s for e in journal.finished if e.role == "baseline"), 0.0)
 
 
 def expected_cost_s(journal: Journal) -> float:

@@ -146,6 +146,7 @@ class _Stream:
         self._arrival_s = arrivals[min(index, len(arrivals) - 1)] if arrivals else 0.0
         self._connection = SocketConnection(socket, params.timeout_s)
         self._late = threading.Event()
+        self._is_whole = False
         self._failure: Failure | None = None
         self._error = ""
         self._sent_ns = 0
@@ -205,6 +206,7 @@ class _Stream:
             for _ in range(most):
                 line = response.readline(LINE_LIMIT_BYTES)
                 if line.startswith(b"data: [DONE]"):
+                    self._is_whole = True
                     return
                 if not line:
                     self._fail("broken", "the stream ended without its end mark")
@@ -216,12 +218,14 @@ class _Stream:
             self._fail("flooded", f"more than {most} lines")
 
     def _event(self, data: bytes) -> None:
+        """Take in one event of the stream. Raises ValueError for what is none."""
         now_ns = time.perf_counter_ns()
-        event = json.loads(data)
+        event = _mapping(json.loads(data))
         if "error" in event:
             self._fail("refused", _error_message(data))
-        for choice in event.get("choices") or ():
-            text = choice["delta"].get("content") if isinstance(choice.get("delta"), dict) else None
+        choices = event.get("choices") or ()
+        for choice in map(_mapping, choices if isinstance(choices, list) else [choices]):
+            text = _mapping(choice.get("delta") or {}).get("content")
             if isinstance(text, str) and text:
                 self._arrivals_ns.append(now_ns)
                 self._texts.append(text)
@@ -230,7 +234,7 @@ class _Stream:
                 self._finish_reason = reason[:40]
         timings = event.get("timings")
         if isinstance(timings, dict):
-            numbers = [(str(k)[:40], v) for k, v in timings.items() if isinstance(v, int | float)]
+            numbers = [(str(k)[:40], v) for k, v in timings.items() if _is_number(v)]
             self._server = {key: float(value) for key, value in numbers[:32]}
 
     def outcome(self, counter: TokenCounter, template_tokens: int) -> RequestOutcome:
@@ -239,6 +243,8 @@ class _Stream:
         failure, error = self._failure, self._error
         if self._late.is_set():
             failure, error = "timeout", f"not complete within {self._params.timeout_s:g} s"
+        elif failure is None and not self._is_whole:
+            failure, error = "broken", "the answer was not taken in to its end"
         times, texts = list(self._arrivals_ns), "".join(list(self._texts))
         # A token of text has at most a few dozen letters: don't tokenize what a flood sent beyond that.
         n_tokens = min(counter.count(texts[: offered * 200]), offered)
@@ -254,6 +260,17 @@ class _Stream:
             ok=failure is None, failure=failure, error=error,
             finish_reason=self._finish_reason, server=self._server,
         )  # fmt: skip
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e15
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    """`value` if it is a JSON object. Raises ValueError if not."""
+    if not isinstance(value, dict):
+        raise ValueError(f"not a JSON object: {value!r:.80}")
+    return value
 
 
 def _error_message(data: bytes) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -63,9 +64,7 @@ class ScoringFailed(Exception):
     """The server did not answer a scoring request, or not in time."""
 
 
-def score(
-    socket: Path, texts: Mapping[str, str], counter: TokenCounter, params: ScoreParams
-) -> list[TextScore]:
+def score(socket: Path, texts: Mapping[str, str], counter: TokenCounter, params: ScoreParams) -> list[TextScore]:
     """Score each text, in the mapping's order. Raises ScoringFailed when the server is gone, talks nonsense
     or is too slow; an answer that refuses (a prompt beyond its context) is recorded in its position."""
     deadline = time.monotonic() + params.timeout_s
@@ -104,7 +103,7 @@ def _position(socket: Path, ids: list[int], place: int, params: ScoreParams, dea
         listed = _listed(answer)
     except (OSError, http.client.HTTPException) as error:
         raise ScoringFailed(f"position {place}: {type(error).__name__}: {error}") from error
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise ScoringFailed(f"position {place}: not an answer with probabilities ({error!r:.200})") from error
     by_token = dict(listed)
     return Position(
@@ -120,6 +119,6 @@ def _listed(answer: dict[str, Any]) -> list[tuple[int, float]]:
     """Token ids with their log-probabilities, likeliest first."""
     entries = answer["completion_probabilities"][0]["top_logprobs"]
     listed = [(int(entry["id"]), float(entry["logprob"])) for entry in entries]
-    if not listed:
-        raise ValueError("no token was listed")
+    if not listed or not all(math.isfinite(logprob) for _, logprob in listed):
+        raise ValueError("no tokens, or probabilities that are no numbers")
     return sorted(listed, key=lambda entry: -entry[1])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from infra_agent import commands, doctor, overview, scaffold
-from infra_agent.cli.live import note, shown
+from infra_agent.cli.output import note, result, result_bytes, shown
 from infra_agent.domain import Campaign, Event
 from infra_agent.errors import InfraAgentError, WrongUse
 from infra_agent.progress import Progress
@@ -60,7 +59,7 @@ def root(
     show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if show_version:
-        print(f"infra-agent {_version()}")
+        result(f"infra-agent {_version()}")
         raise typer.Exit(DONE)
     if context.invoked_subcommand is None:
         note(context.get_help())
@@ -130,7 +129,7 @@ def show(
         if not report.patch:
             note(f"campaign {report.campaign} has accepted no change, so there is no patch")
             return NOTHING_ACCEPTED
-        sys.stdout.buffer.write(report.patch.encode("utf-8", "surrogateescape"))
+        result_bytes(report.patch.encode("utf-8", "replace"))
         return DONE
     _print_report(report, as_json)
     return DONE
@@ -167,7 +166,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite a target.toml.")] = False,
 ) -> int:
     """Write a commented target.toml into PATH, to start from."""
-    print(scaffold.init(path, force))
+    result(scaffold.init(path, force))
     return DONE
 
 
@@ -184,7 +183,7 @@ def _print_report(report: Report, as_json: bool) -> None:
 
 
 def _print(text: str, data: dict[str, Any], as_json: bool) -> None:
-    print(json.dumps(data) if as_json else text.rstrip("\n"))
+    result(json.dumps(data) if as_json else text.rstrip("\n"))
 
 
 def _version() -> str:

@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 
 from infra_agent.cli.app import DONE, INTERRUPTED, PIPE, PLATFORM, WRONG_USE, app
-from infra_agent.cli.live import note
+from infra_agent.cli.output import ReaderGone, note, result
 from infra_agent.domain import now
 from infra_agent.errors import InfraAgentError
 from infra_agent.settings import load_settings
@@ -38,22 +38,29 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 
 def execute(arguments: list[str]) -> int:
-    """The one place where any failure becomes a message and an exit code."""
-    as_json = "--json" in arguments
+    """Run one command line; returns its exit code, and raises nothing."""
     try:
-        code = app(arguments, prog_name="infra-agent", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
+        return _execute(arguments, "--json" in arguments)
+    except ReaderGone:
         for stream in (sys.stdout, sys.stderr):  # what is left in them goes nowhere at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return PIPE
+
+
+def _execute(arguments: list[str], as_json: bool) -> int:
+    try:
+        code = app(arguments, prog_name="infra-agent", standalone_mode=False)
+    except ReaderGone:
+        raise
     except InfraAgentError as error:
         return _fail(error, str(error), error.exit_code, as_json)
     except SandboxError as error:
         return _fail(error, str(error), PLATFORM, as_json)
     except (KeyboardInterrupt, typer.Abort) as error:
         return _fail(error, "interrupted", INTERRUPTED, as_json)
-    except Exception as error:  # noqa: BLE001 - the edge of the program
+    except SystemExit as error:  # typer takes any broken pipe for that of the output
+        return _unexpected(error.__context__ or error, as_json)
+    except Exception as error:  # noqa: BLE001 - one of the three edges
         return _unexpected(error, as_json)
     if code == INTERRUPTED:  # typer turns Ctrl-C into this
         return _fail(KeyboardInterrupt(), "interrupted", INTERRUPTED, as_json)
@@ -64,11 +71,11 @@ def _fail(error: BaseException, message: str, code: int, as_json: bool) -> int:
     note(f"infra-agent: {message}")
     if as_json:
         kind = type(error).__name__
-        print(json.dumps({"error": {"type": kind, "message": message}, "exit_code": code}), flush=True)
+        result(json.dumps({"error": {"type": kind, "message": message}, "exit_code": code}))
     return code
 
 
-def _unexpected(error: Exception, as_json: bool) -> int:
+def _unexpected(error: BaseException, as_json: bool) -> int:
     if isinstance(error, ClickError):
         message = str(getattr(error, "format_message", error.__str__)())
         return _fail(error, f"{message}\nTry `infra-agent --help`.", WRONG_USE, as_json)

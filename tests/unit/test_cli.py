@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -12,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from feedback import stats
 from infra_agent import commands
 from infra_agent.bench import BaselineFailed
 from infra_agent.catalogue import check_needs, find_script, find_target
-from infra_agent.cli import app as cli
 from infra_agent.cli.edge import execute
 from infra_agent.domain import Budget, CampaignSpec, Event
 from infra_agent.errors import ModelUnavailable, NotFound, StoreUnavailable, TargetInvalid, WrongUse
@@ -23,6 +24,7 @@ from infra_agent.progress import Progress
 from infra_agent.request import request
 from infra_agent.scaffold import init
 from infra_agent.settings import Settings, load_settings
+from infra_agent.target import load_target
 from sandboxes.sandbox import SandboxUnavailable
 
 Out = pytest.CaptureFixture[str]
@@ -132,6 +134,12 @@ def test_an_unexpected_error_is_one_message_and_a_saved_traceback(
     (saved,) = (home / "errors").iterdir()
     assert str(saved) in said
     assert "ZeroDivisionError" in saved.read_text()
+
+
+def test_a_broken_pipe_that_is_not_the_outputs_is_not_kept_quiet(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    failing_with(BrokenPipeError(errno.EPIPE, "a worker's pipe"), monkeypatch)
+    assert execute(["list"]) == 1
+    assert "unexpected BrokenPipeError" in capsys.readouterr().err
 
 
 def test_a_traceback_that_cannot_be_saved_is_shown(
@@ -263,12 +271,12 @@ def test_doctor_reports_an_endpoint_that_is_down(capsys: Out, monkeypatch: pytes
 
 
 def test_calibration_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    spec = commands.load_target(find_target("tinyserve"))[0]
+    spec = load_target(find_target("tinyserve"))[0]
 
     def few(settings: Settings, target: str, pairs: int, say: Any) -> commands.Calibration:
         return commands.Calibration(spec, (0.01,) * pairs, None, None)
 
-    monkeypatch.setattr(cli.commands, "calibrate", few)
+    monkeypatch.setattr(commands, "calibrate", few)
     assert execute(["calibrate", "tinyserve", "--pairs", "10"]) == 0
     assert "go on with --pairs 20" in capsys.readouterr().out
     assert execute(["calibrate", "tinyserve", "--pairs", "10", "--json"]) == 0
@@ -276,15 +284,13 @@ def test_calibration_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_calibration_states_floor_and_detectable_effect(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    from feedback import stats
-
-    spec = commands.load_target(find_target("tinyserve"))[0]
+    spec = load_target(find_target("tinyserve"))[0]
     floor = stats.NoiseFloor(0.004, 0.01, 0.02, 0.01, 0.03, 30)
 
     def known(settings: Settings, target: str, pairs: int, say: Any) -> commands.Calibration:
         return commands.Calibration(spec, (0.01,) * 30, floor, 0.031)
 
-    monkeypatch.setattr(cli.commands, "calibrate", known)
+    monkeypatch.setattr(commands, "calibrate", known)
     assert execute(["calibrate", "tinyserve"]) == 0
     said = capsys.readouterr().out
     assert "noise floor: 0.40%" in said
@@ -293,7 +299,7 @@ def test_calibration_states_floor_and_detectable_effect(monkeypatch: pytest.Monk
 
 
 def test_needs_that_are_met_raise_nothing() -> None:
-    check_needs(commands.load_target(find_target("tinyserve"))[0].model_copy(update={"needs": ("sh",)}))
+    check_needs(load_target(find_target("tinyserve"))[0].model_copy(update={"needs": ("sh",)}))
 
 
 def event(kind: str, **data: object) -> Event:

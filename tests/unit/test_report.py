@@ -355,7 +355,7 @@ def test_warnings_name_contention_an_assumed_floor_and_a_baseline_that_differs_f
 
 
 def test_a_quiet_calibrated_campaign_has_no_warnings() -> None:
-    known = {"floor_known": True, "floor": 0.008}
+    known: dict[str, Any] = {"floor_known": True, "floor": 0.008}
     found = report(baseline(effect(0.001, 0.004, **known), contention("note")), rejected(1, effect(0.0, 0.01, **known)))
     assert found.warnings == ()
     assert not any("calibrate" in command for command in found.next)

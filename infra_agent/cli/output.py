@@ -1,4 +1,5 @@
-"""How a running campaign is shown: a live line on a terminal, each line as it comes elsewhere."""
+"""What is printed: results on stdout; on stderr what happens meanwhile, as a live line on a terminal and as plain
+lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,9 +17,35 @@ from rich.text import Text
 from infra_agent.progress import Progress
 
 
+class ReaderGone(Exception):
+    """Whoever read the output went away, as `head` does when it has enough."""
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise ReaderGone from None
+
+
+def result(text: str) -> None:
+    """Print a result, or a part of it."""
+    with _writing():
+        print(text, flush=True)
+
+
+def result_bytes(data: bytes) -> None:
+    """Print a result byte by byte, whatever the terminal's encoding."""
+    with _writing():
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
 def note(text: str) -> None:
     """Say something beside the result, at once."""
-    print(text, file=sys.stderr, flush=True)
+    with _writing():
+        print(text, file=sys.stderr, flush=True)
 
 
 class _Used(ProgressColumn):
