@@ -1,0 +1,473 @@
+"""Whole campaigns through the command line, in processes of their own: results, resumes, interruptions.
+
+Most use a toy target that takes a second a measurement: a worker whose launch file says how often it does its
+work. The slow ones take the scripted campaign on tinyserve through a kill -9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import psutil
+import pytest
+
+from infra_agent import commands
+from infra_agent.domain import Event, Experiment
+from infra_agent.settings import load_settings
+from infra_agent.store import open_store
+from sandboxes.bubblewrap import probe_host
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = """
+schema = 1
+name = "toy"
+description = "A worker that does its work several times over"
+editable = ["launch.toml"]
+hidden = ["scripts"]
+[objective]
+metric = "slice_time_s"
+direction = "minimize"
+probe = "bench"
+min_effect = 0.05
+[launch_file]
+path = "launch.toml"
+[[knobs]]
+name = "copies"
+description = "How often the work is done"
+key = "copies"
+minimum = 1
+maximum = 64
+engine_default = 2
+[[controls]]
+name = "engine-defaults"
+description = "Everything left to the engine"
+[[probes]]
+name = "bench"
+kind = "microbench"
+method = "slices"
+worker = ["{python}", "worker.py"]
+slice_target_s = 0.004
+looks = [3, 6]
+blocks = 2
+budget_s = 60
+default_margin = 0.05
+"""
+WORKER = """
+import json, os, random, tomllib
+
+requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.dup2(2, 1)
+with open("launch.toml", "rb") as file:
+    copies = tomllib.load(file).get("copies", 2)
+
+
+def reply(**message):
+    print(json.dumps(message), file=replies, flush=True)
+
+
+reply(ready=True, protocol=1)
+for line in requests:
+    request = json.loads(line)
+    for _ in range(copies):
+        x = random.Random(request["seed"]).random()
+        for _ in range(request["params"]["repeat"] * 50):
+            x = 3.9 * x * (1.0 - x)
+    reply(slice=request["slice"], check=[x])
+"""
+SCRIPT = """
+[[propose]]
+claim = "Twice as many copies are faster"
+knobs = { copies = 32 }
+[[propose]]
+claim = "Very many copies are faster still"
+knobs = { copies = 99 }
+[[propose]]
+claim = "One copy is enough"
+knobs = { copies = 1 }
+"""
+
+_UNAVAILABLE = 'sandboxes.bubblewrap.SandboxUnavailable("no namespaces here")'
+
+pytestmark = pytest.mark.skipif(not probe_host().available, reason="this host refuses a sandbox")
+
+
+class Done(NamedTuple):
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The last line of stdout."""
+        return json.loads(self.out.splitlines()[-1])
+
+
+class Cli(NamedTuple):
+    """The command line with a home of its own."""
+
+    home: Path
+    cwd: Path
+
+    def __call__(self, *arguments: str, **env: str) -> Done:
+        done = subprocess.run(
+            self.command(arguments), cwd=self.cwd, env=self.env(env), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=500, check=False,
+        )  # fmt: skip
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    @staticmethod
+    def command(arguments: Sequence[str]) -> list[str]:
+        """A job in the background of a shell ignores Ctrl-C, so the test says that this one does not."""
+        start = (
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            "from infra_agent.cli import main; main()"
+        )
+        return [sys.executable, "-c", start, *arguments]
+
+    def env(self, more: dict[str, str]) -> dict[str, str]:
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "INFRA_AGENT_"))}
+        return {**plain, "INFRA_AGENT_HOME": str(self.home), "PYTHONPATH": str(ROOT), **more}
+
+    @contextlib.contextmanager
+    def started(self, *arguments: str) -> Iterator[Running]:
+        with subprocess.Popen(
+            self.command(arguments), cwd=self.cwd, env=self.env({}), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            try:
+                yield Running(process)
+            finally:
+                process.kill()
+
+    def experiments(self, campaign: str = "latest") -> tuple[Experiment, ...]:
+        _, journal = commands.campaign(load_settings({"INFRA_AGENT_HOME": str(self.home)}), campaign)
+        return journal.experiments
+
+    def events(self) -> list[Event]:
+        settings = load_settings({"INFRA_AGENT_HOME": str(self.home)})
+        with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
+            return list(ledger.events(ledger.campaign("latest").id))
+
+
+class Running(NamedTuple):
+    """A campaign that runs."""
+
+    process: subprocess.Popen[str]
+
+    def until(self, pattern: str, within_s: float = 240) -> str:
+        """Read what it says until a line matches; returns everything read."""
+        assert self.process.stderr is not None
+        said, deadline = "", time.monotonic() + within_s
+        for line in self.process.stderr:
+            said += line
+            if re.search(pattern, line):
+                return said
+            assert time.monotonic() < deadline, said
+        raise AssertionError(f"it ended before {pattern!r}:\n{said}")
+
+    def end(self, number: signal.Signals) -> Done:
+        """Send a signal; checks that nothing which it started survives."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=60)
+        _, alive = psutil.wait_procs(children, timeout=15)
+        assert alive == []
+        return Done(self.process.returncode, out, err)
+
+
+def git(directory: Path, *arguments: str, stdin: str = "") -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=directory, input=stdin, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def make_target(directory: Path, target: str = TARGET, script: str = SCRIPT, copies: int = 16) -> Path:
+    """The toy target under git."""
+    (directory / "scripts").mkdir(parents=True)
+    (directory / "target.toml").write_text(target)
+    (directory / "worker.py").write_text(WORKER)
+    (directory / "launch.toml").write_text(f"# how often\ncopies = {copies}\n")
+    (directory / "scripts" / "all.toml").write_text(script)
+    git(directory, "init", "--quiet", ".")
+    git(directory, "add", ".")
+    git(directory, "commit", "--quiet", "-m", "toy")
+    return directory
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path / "home", tmp_path)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    return make_target(tmp_path / "toy")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Cli, Path, Done]:
+    """A campaign on the toy target that ended with an accepted change."""
+    directory = tmp_path_factory.mktemp("finished")
+    cli, target = Cli(directory / "home", directory), make_target(directory / "toy")
+    return cli, target, cli("run", str(target), "--planner", "script:scripts/all.toml", "--json")
+
+
+def test_a_campaign_ends_with_an_accepted_change_and_its_interval(finished: tuple[Cli, Path, Done]) -> None:
+    _, _, done = finished
+    assert done.code == 0, done.err
+    report = done.json
+    outcomes = [t["outcome"] for t in report["tried"]]
+    assert outcomes[:2] == ["reject", "reject"]
+    assert "99 is outside 1..64" in report["tried"][1]["reason"]  # an impossible value is data
+    assert outcomes[2] == "accept"
+    assert report["tried"][2]["confirmed"]
+    effect = report["comparisons"][0]["effect"]
+    assert 0 < effect["ratio_lo"] < effect["ratio_hi"] < 0.5
+    assert report["knobs"] == [{"name": "copies", "was": 16, "now": 1, "engine_default": 2}]
+    assert [c["against"] for c in report["comparisons"]] == ["the original launch.toml", "engine-defaults"]
+
+
+def test_progress_goes_to_stderr_in_plain_lines(finished: tuple[Cli, Path, Done]) -> None:
+    _, _, done = finished
+    assert len(done.out.splitlines()) == 1
+    assert "experiment 1 of 20: Twice as many copies are faster" in done.err
+    assert re.search(r"^\[ +\d+ s\] experiment 3: accept, confirmed", done.err, flags=re.MULTILINE)
+    assert "\x1b" not in done.err
+
+
+def test_show_and_list_tell_of_it(finished: tuple[Cli, Path, Done]) -> None:
+    cli, target, done = finished
+    shown = cli("show", "latest")
+    assert shown.code == 0
+    assert "time saved against the original launch.toml, confirmed" in " ".join(shown.out.split())
+    assert "copies  16 -> 1" in shown.out
+    assert f"--patch | git -C {target} apply" in shown.out
+    assert cli("show", done.json["campaign"][:9], "--json").json == done.json
+    (row,) = cli("list", "--json").json["campaigns"]
+    assert (row["campaign"], row["n_accepted"], row["state"]) == (done.json["campaign"], 1, "complete")
+    assert done.json["campaign"] in cli("list").out
+
+
+def test_the_patch_applies_with_git(finished: tuple[Cli, Path, Done], tmp_path: Path) -> None:
+    cli, target, _ = finished
+    copy = tmp_path / "copy"
+    shutil.copytree(target, copy)
+    patch = cli("show", "latest", "--patch")
+    assert patch.code == 0
+    assert patch.out.startswith("diff --git")
+    git(copy, "apply", stdin=patch.out)
+    assert (copy / "launch.toml").read_text() == "# how often\ncopies = 1\n"
+
+
+def test_a_reader_that_goes_away_is_no_error_message(finished: tuple[Cli, Path, Done]) -> None:
+    cli, _, _ = finished
+    with cli.started("show", "latest") as running:
+        assert running.process.stdout is not None
+        assert running.process.stderr is not None
+        running.process.stdout.close()
+        said = running.process.stderr.read()
+        assert running.process.wait(timeout=60) == 141
+    assert said == ""
+
+
+def test_a_complete_campaign_is_not_resumed_but_can_be_extended(finished: tuple[Cli, Path, Done]) -> None:
+    cli, _, done = finished
+    name = done.json["campaign"]
+    before = cli.experiments(name)
+    again = cli("run", "--resume", name, "--json")
+    assert again.code == 2
+    assert f"infra-agent show {name}" in again.json["error"]["message"]
+    assert cli("run", "--resume", name, "--experiments", "2").code == 2
+    extended = cli("run", "--resume", name, "--experiments", "25", "--json")  # the script has no more to say
+    assert extended.code == 0
+    assert cli.experiments(name) == before
+
+
+def test_a_result_of_nothing_accepted_is_3_when_the_budget_ended_it(cli: Cli, toy: Path) -> None:
+    done = cli("run", str(toy), "--planner", "script:scripts/all.toml", "--experiments", "1")
+    assert done.code == 3, done.err
+    joined = " ".join(done.out.split())
+    assert "Nothing better than the original launch.toml was found in 1 change" in joined
+    assert "the one that was measured is worse" in joined
+    assert "--experiments 11" in done.out
+    patch = cli("show", "latest", "--patch")
+    assert (patch.code, patch.out) == (3, "")
+    assert "no patch" in patch.err
+    resumed = cli("run", "--resume", "latest", "--experiments", "3", "--json")
+    assert resumed.code == 0
+    assert resumed.json["n_accepted"] == 1
+
+
+def test_a_planner_that_finds_nothing_and_stops_is_done(cli: Cli, tmp_path: Path) -> None:
+    worse = '[[propose]]\nclaim = "Worse"\nknobs = { copies = 8 }\n'
+    target = make_target(tmp_path / "toy", script=worse, copies=1)
+    done = cli("run", str(target), "--planner", "script:scripts/all.toml", "--json")
+    assert done.code == 0, done.err
+    assert done.json["n_accepted"] == 0
+    assert "proposals of all.toml were tried" in done.json["stop_reason"]
+
+
+def test_the_search_planner_is_the_default_for_a_target_with_knobs(cli: Cli, toy: Path) -> None:
+    done = cli("run", str(toy), "--experiments", "1", "--json")
+    assert done.code == 0, done.err
+    assert done.json["planner"] == "search"
+    assert done.json["headline"].endswith("The result is the control arm engine-defaults itself.")
+
+
+def test_a_dirty_git_tree_is_refused_and_loses_nothing(cli: Cli, toy: Path) -> None:
+    mine = "# how often\ncopies = 16\n# my note\n"
+    (toy / "launch.toml").write_text(mine)
+    done = cli("run", str(toy), "--planner", "script:scripts/all.toml")
+    assert done.code == 2
+    assert "uncommitted changes" in done.err
+    assert "launch.toml" in done.err
+    assert (toy / "launch.toml").read_text() == mine
+    assert cli("list", "--json").json == {"campaigns": []}
+
+
+def test_an_unknown_knob_names_the_script_and_the_campaign_can_go_on(cli: Cli, toy: Path) -> None:
+    script = toy.parent / "mine.toml"
+    script.write_text(SCRIPT.replace("copies = 1 }", "copeis = 1 }"))
+    done = cli("run", str(toy), "--planner", "script:mine.toml")
+    assert done.code == 2
+    assert "unknown knob 'copeis'; this target's knobs are: copies" in done.err
+    assert "mine.toml:" in done.err
+    script.write_text(SCRIPT)
+    resumed = cli("run", "--resume", "latest", "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.json["n_accepted"] == 1
+
+
+def test_a_target_that_fails_by_itself_is_told_apart(cli: Cli, toy: Path) -> None:
+    (toy / "worker.py").write_text("raise SystemExit('broken on its own')\n")
+    git(toy, "commit", "--quiet", "-a", "-m", "break it")
+    done = cli("run", str(toy), "--planner", "script:scripts/all.toml", "--json")
+    assert done.code == 6
+    assert done.json["error"]["type"] == "BaselineFailed"
+    assert "the unchanged target fails" in done.json["error"]["message"]
+
+
+def test_a_host_without_a_sandbox_is_a_platform_failure(cli: Cli, toy: Path) -> None:
+    broken = f"sandboxes.bubblewrap.usable_tools = lambda: (_ for _ in ()).throw({_UNAVAILABLE})"
+    start = f"import sandboxes.bubblewrap\n{broken}\nfrom infra_agent.cli import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", start, "run", str(toy), "--planner", "script:scripts/all.toml", "--json"],
+        cwd=cli.cwd, env=cli.env({}), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert "infra-agent run --resume" in json.loads(done.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_campaign_exits_with_130_and_resumes(cli: Cli, toy: Path, number: signal.Signals) -> None:
+    with cli.started("run", str(toy), "--planner", "script:scripts/all.toml", "--json") as running:
+        running.until(r"experiment 3 of 20")
+        running.until("bench")
+        done = running.end(number)
+    assert done.code == 130
+    assert re.search(r"interrupted; continue with `infra-agent run --resume cmp_\w+`", done.err)
+    assert done.json["exit_code"] == 130
+    before = cli.experiments()
+    resumed = cli("run", "--resume", "latest", "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.json["n_accepted"] == 1
+    assert cli.experiments()[:3] == before[:3]
+
+
+def test_two_processes_never_run_one_campaign(cli: Cli, toy: Path) -> None:
+    with cli.started("run", str(toy), "--planner", "script:scripts/all.toml") as running:
+        running.until(r"experiment 1 of")
+        second = cli("run", "--resume", "latest")
+        assert second.code == 2
+        assert f"is being run by process {running.process.pid}" in second.err
+        assert cli("run", "--resume", "latest", "--experiments", "50").code == 2
+        running.end(signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_calibration_is_stored_and_used(cli: Cli, toy: Path) -> None:
+    few = cli("calibrate", str(toy), "--pairs", "6", "--json")
+    assert few.code == 0, few.err
+    assert (few.json["n_units"], few.json["floor"]) == (6, None)
+    enough = cli("calibrate", str(toy), "--pairs", "24", "--json")
+    assert enough.code == 0, enough.err
+    assert enough.json["n_units"] == 30
+    assert 0 < enough.json["floor"] < enough.json["minimum_detectable_effect"]
+    assert "24 of 24 pairs measured and stored" in enough.err
+    done = cli("run", str(toy), "--planner", "script:scripts/all.toml", "--experiments", "1", "--json")
+    assert done.json["noise"]["is_measured"]
+    assert done.json["noise"]["floor"] == pytest.approx(enough.json["floor"], rel=0.5)
+    assert not list((cli.home / "campaigns").glob("cal_*"))
+
+
+def test_a_live_line_is_shown_on_a_terminal(cli: Cli, toy: Path) -> None:
+    leader, follower = os.openpty()
+    with os.fdopen(leader, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(
+            cli.command(["run", str(toy), "--planner", "script:scripts/all.toml", "--experiments", "1"]),
+            cwd=cli.cwd, env=cli.env({"TERM": "xterm", "NO_COLOR": "1"}), stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=follower,
+        )  # fmt: skip
+        os.close(follower)
+        said = _read_all(terminal)
+        assert process.wait(timeout=60) == 3
+    assert "0/1" in said
+    assert "experiment 1 of 1: Twice as many copies are faster" in said
+    assert "experiment 1: reject" in said
+    assert not re.search(r"\x1b\[[\d;]*3\dm", said)  # NO_COLOR
+
+
+def _read_all(terminal: IO[bytes]) -> str:
+    """Everything until the other end is closed, which a terminal says with an error."""
+    said = b""
+    with contextlib.suppress(OSError):
+        while chunk := terminal.read(4096):
+            said += chunk
+    return said.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None or shutil.which("make") is None, reason="needs cc and make")
+def test_a_killed_tinyserve_campaign_resumes_and_gives_the_three_verdicts(cli: Cli, tmp_path: Path) -> None:
+    with cli.started("run", "tinyserve", "--planner", "script:scripts/hoist.toml", "--minutes", "8") as running:
+        running.until(r"experiment 1: reject")
+        running.until("kda_microbench")
+        running.end(signal.SIGKILL)
+    before = cli.experiments()
+    assert [e.state.value for e in before] == ["complete", "pruned", "running"]
+    resumed = cli("run", "--resume", "latest", "--json")
+    assert resumed.code == 0, resumed.err
+    after = cli.experiments()
+    assert after[:2] == before[:2]  # started_at and finished_at among it
+    finished = [int(str(e.data["number"])) for e in cli.events() if e.type == "experiment_finished"]
+    assert finished == sorted(set(finished)), "an experiment was finished twice"
+
+    wrong, neutral, right = resumed.json["tried"]
+    assert wrong["outcome"] == "reject"
+    assert "kda_parity" in wrong["reason"]
+    assert neutral["outcome"] in ("reject", "inconclusive")
+    assert (right["outcome"], right["confirmed"]) == ("accept", True)
+    low = 1 - resumed.json["comparisons"][0]["effect"]["ratio_hi"]
+    assert low > 0.02
+
+    kernels = tmp_path / "tree" / "kernels"
+    shutil.copytree(ROOT / "targets" / "tinyserve" / "kernels", kernels)
+    git(kernels.parent, "init", "--quiet", ".")
+    git(kernels.parent, "apply", stdin=cli("show", "latest", "--patch").out)
+    assert "kda_load_token" in (kernels / "kda_decode.c").read_text()
