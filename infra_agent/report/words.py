@@ -159,7 +159,7 @@ def _undoing(control: Comparison, original: Comparison) -> str:
 def warnings(journal: Journal, baseline: Effect | None, noise: Noise) -> tuple[str, ...]:
     """What makes the numbers less certain than they look, and what to do about it."""
     found = []
-    if noise.is_biased or (baseline is not None and not _contains_nothing(baseline)):
+    if noise.is_biased or (baseline is not None and _is_bias(baseline)):
         said = f" ({gain(baseline)})" if baseline is not None else ""
         found.append(
             f"The baseline differs from itself{said}: identical arms should not. Trust no small gain from "
@@ -183,9 +183,10 @@ def warnings(journal: Journal, baseline: Effect | None, noise: Noise) -> tuple[s
     return tuple(found)
 
 
-def _contains_nothing(effect: Effect) -> bool:
-    low, high = effect.improvement_interval
-    return low <= 0 <= high
+def _is_bias(baseline: Effect) -> bool:
+    """Whether a baseline differs from itself by more than the noise floor covers anyway."""
+    low, high = baseline.improvement_interval
+    return not low <= 0 <= high and abs(baseline.improvement) > baseline.floor
 
 
 def next_commands(report: Report) -> tuple[str, ...]:
