@@ -170,7 +170,6 @@ class Server(Record):
     socket: Name = "server.sock"
     ready_path: str = "/health"
     ready_timeout_s: Positive = 60.0
-    metrics_path: str = "/metrics"
 
 
 class _Probe(Record):
