@@ -164,7 +164,7 @@ def make_candidate(lab: Lab, parent: str, proposal: Proposal) -> tuple[str, str]
 
     try:
         commit = lab.site.repository.apply(parent, change.patch, edit)
-        changes = lab.site.repository.changed(parent, commit)
+        changes, patch = lab.site.repository.changes(parent, commit)
         if reason := protect(changes, lab.spec.editable, lab.spec.protected):
             raise PatchRefused(reason)
     except (PatchRefused, TargetInvalid) as error:
@@ -174,7 +174,7 @@ def make_candidate(lab: Lab, parent: str, proposal: Proposal) -> tuple[str, str]
             message=f"refused before any run: {error}"[:400], locations=(place,),
             next=("propose a change that respects the target's limits",),
         )  # fmt: skip
-    return commit, lab.site.repository.diff(parent, commit)
+    return commit, patch
 
 
 def locations(lab: Lab, experiment: Experiment, commit: str) -> tuple[Location, ...]:
