@@ -70,10 +70,14 @@ class Progress:
         """What runs now, in one line."""
         return f"{self._doing}{f' · {self._step}' if self._step else ''}"
 
+    def elapsed(self) -> str:
+        """Time used."""
+        return duration(self._clock() - self._started)
+
     def used(self) -> str:
         """Time used, and the budget if there is one."""
         limit = f" of {self._budget.minutes:g} min" if self._budget.minutes is not None else ""
-        return f"{duration(self._clock() - self._started)}{limit}"
+        return f"{self.elapsed()}{limit}"
 
 
 def _outcome(data: dict[str, object]) -> str:

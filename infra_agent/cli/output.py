@@ -63,7 +63,7 @@ class _Used(ProgressColumn):
 def shown(progress: Progress) -> Iterator[Callable[[str], None]]:
     """How a campaign's lines are shown: a live line on a terminal, each line as it comes elsewhere."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield lambda text: note(f"[{progress.used():>10}] {text}") if text else None
+        yield lambda text: note(f"[{progress.elapsed():>11}] {text}") if text else None
         return
     console = Console(stderr=True)
     columns = (SpinnerColumn(), MofNCompleteColumn(), _Used(progress), TextColumn("{task.description}"))

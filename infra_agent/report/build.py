@@ -85,12 +85,16 @@ def _result_experiment(journal: Journal) -> Experiment | None:
     return finals[-1] if finals else None
 
 
-def _compared(experiment: Experiment, against: str, kind: Literal["original", "control"]) -> Comparison:
+def _compared(
+    spec: TargetSpec, experiment: Experiment, against: str, kind: Literal["original", "control"]
+) -> Comparison:
+    guardrails = [_held_by(spec, s) for s in experiment.signals if s.role == "guardrail"]
     signal, effect = _objective(experiment)
     reasons = experiment.verdict.reasons if experiment.verdict else ()
     return Comparison(
         against=against, kind=kind, finding=signal.finding if signal else "", effect=effect,
         experiment=experiment.number, confirmed=experiment.confirmed,
+        broken=tuple(g for g in guardrails if g.finding != "holds"),
         reason=signal.reason if signal else "".join(reasons[:1]),
     )  # fmt: skip
 
@@ -102,7 +106,7 @@ def _original(spec: TargetSpec, journal: Journal, result: Result) -> Comparison:
     if not journal.accepted:
         return Comparison(against=name, kind="original", is_identical=True)
     measured = _result_experiment(journal)
-    return _compared(measured, name, "original") if measured else Comparison(against=name, kind="original")
+    return _compared(spec, measured, name, "original") if measured else Comparison(against=name, kind="original")
 
 
 def _controls(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result) -> list[Comparison]:
@@ -116,7 +120,7 @@ def _controls(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Re
             if e.role == "control" and e.commit == best and e.proposal.hypothesis.claim == control.name
         ]
         if measured:
-            comparison = _compared(measured[-1], control.name, "control")
+            comparison = _compared(spec, measured[-1], control.name, "control")
         else:
             arm = {knob.name: control.knobs.get(knob.name) for knob in spec.knobs}
             same = all(_same(arm[name], result.after.get(name)) for name in arm)
@@ -173,16 +177,18 @@ def _held(spec: TargetSpec, journal: Journal) -> tuple[Held, ...]:
     """Guardrails as the result against the original kept them, gates as the last accepted change passed."""
     if not journal.accepted:
         return ()
-    margins = {g.metric: g.max_regression for g in spec.guardrails}
     measured = _result_experiment(journal)
     signals = [s for s in (measured.signals if measured else ()) if s.role == "guardrail"]
     signals += [s for s in journal.accepted[-1].signals if s.role == "gate"]
-    return tuple(
-        Held(
-            role="guardrail" if s.role == "guardrail" else "gate", finding=s.finding, message=s.message,
-            effect=s.effect, max_regression=margins.get(s.effect.metric) if s.effect else None,
-        )
-        for s in signals
+    return tuple(_held_by(spec, s) for s in signals)
+
+
+def _held_by(spec: TargetSpec, signal: Signal) -> Held:
+    margins = {g.metric: g.max_regression for g in spec.guardrails}
+    return Held(
+        role="guardrail" if signal.role == "guardrail" else "gate", finding=signal.finding,
+        message=signal.message, effect=signal.effect,
+        max_regression=margins.get(signal.effect.metric) if signal.effect else None,
     )  # fmt: skip
 
 

@@ -11,6 +11,17 @@ from infra_agent.domain import Budget, CampaignState
 from sandboxes.results import Record
 
 
+class Held(Record):
+    """What was found of a guardrail or gate."""
+
+    role: Literal["guardrail", "gate"]
+    finding: str
+    message: str
+    effect: Effect | None = None
+    max_regression: float | None = None
+    """Largest tolerated loss of a guardrail, as a fraction."""
+
+
 class Comparison(Record):
     """The result held against the original or a control arm."""
 
@@ -25,6 +36,8 @@ class Comparison(Record):
     experiment: int | None = None
     confirmed: bool = False
     """Measured by a first accept and a confirmation with fresh processes and seeds."""
+    broken: tuple[Held, ...] = ()
+    """Guardrails that are violated or undecided against this arm; none means that all hold."""
     reason: str = ""
 
 
@@ -52,17 +65,6 @@ class Tried(Record):
     """On the objective, against the parent; None when it was not measured."""
     reason: str
     sandbox_s: float
-
-
-class Held(Record):
-    """A guardrail or gate of the result."""
-
-    role: Literal["guardrail", "gate"]
-    finding: str
-    message: str
-    effect: Effect | None = None
-    max_regression: float | None = None
-    """Largest tolerated loss of a guardrail, as a fraction."""
 
 
 class Noise(Record):

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from feedback.observations import Scalar
 from infra_agent.report import words
-from infra_agent.report.facts import Held, Report, Tried
+from infra_agent.report.facts import Report, Tried
 
 PATCH_LINES = 40
 """So many lines of a patch are shown; the rest is counted."""
+_NO_BREAK = "\u00a0"
 _REASON_CHARACTERS = 240
 _CLAIM_CHARACTERS = 200
 
@@ -64,11 +65,12 @@ def _status(report: Report) -> str:
 
 
 def _wrap(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:
+    kept = plain(text).replace(" %", f"{_NO_BREAK}%")  # a number stays with its unit
     wrapped = textwrap.wrap(
-        plain(text), width, initial_indent=first, subsequent_indent=rest,
+        kept, width, initial_indent=first, subsequent_indent=rest,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
-    return wrapped or [first]
+    return [line.replace(_NO_BREAK, " ") for line in wrapped] or [first]
 
 
 def _result(report: Report, width: int) -> Iterator[str]:
@@ -125,14 +127,7 @@ def _row(tried: Tried, head: str, width: int) -> Iterator[str]:
 
 def _held(report: Report, width: int) -> Iterator[str]:
     for held in report.held:
-        yield from _wrap(_held_text(held), width, f"  {held.finding:<12}  ", " " * 16)
-
-
-def _held_text(held: Held) -> str:
-    if held.effect is None:
-        return held.message
-    limit = f", may lose at most {100 * held.max_regression:.0f} %" if held.max_regression is not None else ""
-    return f"{held.role} {words.gain_of(held.effect)}{limit}"
+        yield from _wrap(words.held(held), width, f"  {held.finding:<12}  ", " " * 16)
 
 
 def _measured(report: Report, width: int) -> Iterator[str]:

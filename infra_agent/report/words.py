@@ -14,7 +14,7 @@ from feedback.signals import Direction, Effect
 from infra_agent.catalogue import SHIPPED
 from infra_agent.domain import CampaignState
 from infra_agent.journal import Journal
-from infra_agent.report.facts import Comparison, Noise, Report
+from infra_agent.report.facts import Comparison, Held, Noise, Report
 
 MORE_EXPERIMENTS = 10
 """By how many experiments the next command suggests to raise a budget."""
@@ -66,6 +66,7 @@ def headline(report: Report) -> str:
     pairs = count(effect.n_units, "pair")
     same = [c.against for c in report.comparisons if c.kind == "control" and c.is_identical]
     equals = f" The result is the control arm {same[0]} itself." if same else ""
+    equals += f" But {losses(original)}." if original.broken else ""
     if original.confirmed:
         return f"{so_far}{said}, confirmed with fresh processes ({pairs}).{equals}"
     if original.finding == "better":
@@ -126,8 +127,26 @@ def sensitivity(report: Report) -> str:
     )
 
 
+def losses(comparison: Comparison) -> str:
+    """The guardrails that are violated or undecided against an arm."""
+    return "; ".join(f"{'violates' if b.finding == 'violates' else 'undecided'}: {held(b)}" for b in comparison.broken)
+
+
+def held(found: Held) -> str:
+    """A guardrail with its effect and margin, or what was said of a gate."""
+    if found.effect is None:
+        return found.message
+    limit = f", may lose at most {100 * found.max_regression:.0f} %" if found.max_regression is not None else ""
+    return f"{found.role} {gain_of(found.effect)}{limit}"
+
+
 def against(comparison: Comparison, original: Comparison) -> str:
-    """What holding the result against an arm has shown."""
+    """What holding the result against an arm has shown, losses included."""
+    said = _against(comparison, original)
+    return f"{said}; but {losses(comparison)}" if comparison.broken else said
+
+
+def _against(comparison: Comparison, original: Comparison) -> str:
     effect = comparison.effect
     if comparison.is_identical:
         return "unchanged: nothing was accepted" if comparison is original else "the result itself"

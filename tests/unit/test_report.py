@@ -218,6 +218,17 @@ def test_a_control_that_differs_says_how() -> None:
     assert "within the noise floor, +2.0 %" in tiny
 
 
+def test_a_guardrail_that_is_lost_against_an_arm_is_said_beside_the_gain() -> None:
+    slower = guardrail(effect(-0.16, 0.05, "p99_ttft_ms"), "violates")
+    versus = control(2, effect(0.10, 0.02), "better", "c1")
+    found = one_accepted(versus.model_copy(update={"signals": (*versus.signals, slower)}))
+    said = " ".join(render_text(found).split())
+    assert "better, +10.0 % [+8.0 %, +12.0 %] (40 -> 44, 3 pairs); but violates: guardrail p99_ttft_ms -16.0 %" in said
+    whole = experiment(3, "final", objective(effect(0.75, 0.1), "better"), slower, commit="c2")
+    changes = (accepted(1, effect(0.5, 0.1)), accepted(2, effect(0.2, 0.05)))
+    assert "But violates: guardrail p99_ttft_ms -16.0 %" in report(*changes, whole, result=WON).headline
+
+
 def test_a_result_that_equals_the_control_says_so() -> None:
     found = one_accepted(result=Result(PATCH, {"threads": 8}, {"threads": None, "flash": None}))
     assert found.comparisons[1].is_identical
