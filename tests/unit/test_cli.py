@@ -8,7 +8,9 @@ import io
 import json
 import re
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -268,6 +270,40 @@ def test_doctor_reports_an_endpoint_that_is_down(capsys: Out, monkeypatch: pytes
     assert checks["model endpoint"]["status"] == "warning"
     assert "127.0.0.1:9" in checks["model endpoint"]["detail"]
     assert "sk-secret" not in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "x"}]}, "offers m"),
+        ({"object": "list", "data": []}, "m is not among its 0 models"),
+        (None, "answers, but lists no models"),
+    ],
+)
+def test_doctor_asks_the_endpoint_for_its_models(
+    body: dict[str, object] | None, said: str, capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Models(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            data = json.dumps(body or {}).encode()
+            self.send_response(200 if body is not None and self.path == "/v1/models" else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("INFRA_AGENT_MODEL", "m")
+        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+        execute(["doctor", "--json"])
+        server.shutdown()
+    checks = {check["name"]: check for check in last_line(capsys.readouterr().out)["checks"]}
+    assert checks["model endpoint"]["status"] == "ok"
+    assert said in checks["model endpoint"]["detail"]
 
 
 def test_calibration_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
