@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 from sandboxes.contention import Contention, Limit, between, sample
@@ -131,6 +132,7 @@ def _measure_pair(
             with _failing(name):
                 arms[name] = open_arm(name, pair)
             stack.callback(arms[name].close)
+            stack.callback(_signal, arms[name], signal.SIGCONT)  # a stopped one could not close in good order
         for _ in range(schedule.warmup_slices):
             seed = rng.getrandbits(31)
             for name in names:
@@ -154,12 +156,22 @@ def _block(
     seeds = (rng.getrandbits(31), rng.getrandbits(31))
     for position, name in enumerate(rng.choice(ORDERS)):
         seed = seeds[position // 2]
+        # The other arm must not run, whatever it does while it is idle: poll, prefetch or get in the way.
+        for other, arm in arms.items():
+            _signal(arm, signal.SIGCONT if other == name else signal.SIGSTOP)
         with _failing(name):
             # A slice's number can't be guessed, so an answer can't be written before it is asked for.
             record = arms[name].slice(rng.getrandbits(31), seed, params)
         yield {
             "arm": name, "pair": pair, "block": block, "position": position, "seed": seed, "record": record,
         }  # fmt: skip
+
+
+def _signal(arm: Arm, number: signal.Signals) -> None:
+    """Send a signal to every process of an arm; one that is gone needs none."""
+    for pid in set(arm.pids()) - {os.getpid()}:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 @contextmanager

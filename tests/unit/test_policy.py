@@ -11,11 +11,12 @@ from feedback.verdict import Verdict, VerdictKind
 from infra_agent.domain import Budget, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
 from infra_agent.journal import Journal
 from infra_agent.policy import (
-    CONCLUSION_S,
     MAX_CONFIRM_ALPHA,
+    MIN_CONCLUSION_S,
     PLANNED_SHARE,
     SCREEN_ALPHA,
     choose_parent,
+    conclusion_s,
     confirm_alpha,
     error_share,
     expected_cost_s,
@@ -73,11 +74,21 @@ def test_experiment_that_the_platform_failed_is_counted() -> None:
 
 def test_campaign_stops_before_what_it_can_not_finish() -> None:
     done = journal(*(experiment(n, sandbox_s=60.0) for n in (1, 2, 3)))
-    needed = CONCLUSION_S + 30.0
+    needed = MIN_CONCLUSION_S + 30.0
     assert stop_reason(done, make_spec(minutes=10), 600 - needed - 1) is None
     said = stop_reason(done, make_spec(minutes=10), 600 - needed + 1)
     assert said is not None
-    assert "10 minutes is nearly used up (104 s left)" in said
+    assert "10 minutes is nearly used up (74 s left)" in said
+
+
+def test_time_kept_back_for_the_conclusion_follows_the_baseline() -> None:
+    assert conclusion_s(journal()) == MIN_CONCLUSION_S
+    assert conclusion_s(journal(experiment(0, None, role="baseline", sandbox_s=10.0))) == MIN_CONCLUSION_S
+    slow = experiment(0, None, role="baseline", sandbox_s=200.0)
+    assert conclusion_s(journal(slow, experiment(1, sandbox_s=900.0))) == 200.0
+    done = journal(slow, experiment(1, sandbox_s=100.0))
+    assert stop_reason(done, make_spec(minutes=10), 600 - 251) is None
+    assert stop_reason(done, make_spec(minutes=10), 600 - 249) is not None
 
 
 def test_short_campaign_still_tries_its_first_change() -> None:
