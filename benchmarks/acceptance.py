@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 from scipy.stats import binomtest
 
+from feedback.stats import noise_floor
 from infra_agent import host
 from infra_agent.bench import Site
-from infra_agent.domain import CampaignSpec, Budget, Change, Experiment, Hypothesis, Proposal, State
+from infra_agent.domain import Budget, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
 from infra_agent.experiment import Lab, conduct, measure_noise
 from infra_agent.journal import Journal
 from infra_agent.policy import confirm_alpha, error_share
 from infra_agent.target import load_target
-from feedback.stats import noise_floor
 from sandboxes.workspace import Repository
 
 UNITS = 1000
@@ -73,7 +73,8 @@ def rate(hits: int, n: int) -> str:
 def table(comparisons: list[Comparison]) -> str:
     """The results as Markdown."""
     rows = [
-        "| true gain | passed the first measurement | accepted (confirmed) | estimate, median | pairs | s a comparison, median / p90 |",
+        "| true gain | passed the first measurement | accepted (confirmed) | estimate, median "
+        "| pairs | s a comparison, median / p90 |",
         "|---|---|---|---|---|---|",
     ]
     for gain in sorted({c.true_gain for c in comparisons}):

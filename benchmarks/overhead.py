@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -32,7 +33,9 @@ def main() -> None:
         text = (target / "target.toml").read_text()
         (target / "target.toml").write_text(text + "looks = [5]\nslice_target_s = 0.001\nmax_repeats = 0\n")
         script = work / "script.toml"
-        entries = (f'[[propose]]\nclaim = "label {n}"\nknobs = {{ label = {n} }}\n' for n in range(1, 1 + options.experiments))
+        entries = (
+            f'[[propose]]\nclaim = "label {n}"\nknobs = {{ label = {n} }}\n' for n in range(1, 1 + options.experiments)
+        )
         script.write_text("\n".join(entries))
         settings = load_settings({"INFRA_AGENT_HOME": str(work / "home")})
         spec = CampaignSpec(
@@ -46,7 +49,7 @@ def main() -> None:
         changes = [e for e in ran.journal.experiments if e.role == "change"]
         # A mark at each start and end; one lap is end to end: planning, storing, measuring, judging, storing.
         ends = marks[1::2]
-        laps = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        laps = [after - before for before, after in pairwise(ends)]
         own = [lap - e.sandbox_s for lap, e in zip(laps, changes, strict=False)]
         print(f"host: {host.cpu_model()}, {len(host.cpus())} CPUs, load {os.getloadavg()[0]:.1f}")
         print(f"start of the campaign: {prepared_s * 1e3:.0f} ms; {len(own)} experiments of 5 pairs x 28 slices")

@@ -156,9 +156,7 @@ class Bench:
         """Record a failed process and end the stage."""
         step = Step(name=probe.name, command=failure.result.command, timeout_s=0)
         self.steps.append(
-            StepResult(
-                step=step, result=failure.result, arm=arm, stage=self.stage.name, during=failure.during
-            )
+            StepResult(step=step, result=failure.result, arm=arm, stage=self.stage.name, during=failure.during)
         )
         self.fail(arm, f"{probe.name}: {failure}")
 
@@ -182,11 +180,7 @@ class Bench:
 
     def file(self, probe: Probe, rest: str) -> str:
         """Name of a file of this stage and probe in the run directory."""
-        return (
-            f"{self.stage.name}-{probe.name}-{rest}"
-            if "." in rest
-            else f"{self.stage.name}-{probe.name}.{rest}"
-        )
+        return f"{self.stage.name}-{probe.name}-{rest}" if "." in rest else f"{self.stage.name}-{probe.name}.{rest}"
 
     def append(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Add JSON lines to a file of the run, safe on disk."""
@@ -198,6 +192,4 @@ class Bench:
 
     def keep(self, name: str, format: str, probe: Probe, arm: ArmName | None = None) -> None:
         """List a file of the run as an artefact of a probe."""
-        self.artefacts.append(
-            Artefact(path=name, format=format, probe=probe.name, arm=arm, stage=self.stage.name)
-        )
+        self.artefacts.append(Artefact(path=name, format=format, probe=probe.name, arm=arm, stage=self.stage.name))

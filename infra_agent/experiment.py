@@ -115,16 +115,12 @@ def conduct(lab: Lab, experiment: Experiment) -> Outcome:
     directory = lab.runs / experiment.id
     changed = locations(lab, experiment, commit)
     shutil.rmtree(directory, ignore_errors=True)  # a run that was cut off is measured from the start
-    stage = Stage(
-        name="screen", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 0)
-    )
+    stage = Stage(name="screen", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 0))
     screened = measure(lab.within(SCREEN_SHARE), stage, directory, changed, SCREEN_ALPHA, experiment.proposal)
     verdict, stages, confirmed = judge(screened.signals), [screened], False
     if verdict.kind is VerdictKind.ACCEPT:
         lab.say("accepted in the first measurement; confirming with fresh processes and seeds")
-        stage = Stage(
-            name="confirm", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 1)
-        )
+        stage = Stage(name="confirm", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 1))
         again = measure(lab, stage, directory, changed, confirm_alpha(experiment.alpha), None)
         stages.append(again)
         verdict = _confirmation(judge(again.signals))
@@ -132,9 +128,7 @@ def conduct(lab: Lab, experiment: Experiment) -> Outcome:
     return _outcome(lab, stages, verdict, commit, patch, confirmed, directory)
 
 
-def compare(
-    lab: Lab, experiment: Experiment, baseline: str, candidate: str, pairs: int | None = None
-) -> Outcome:
+def compare(lab: Lab, experiment: Experiment, baseline: str, candidate: str, pairs: int | None = None) -> Outcome:
     """Measure the objective of one commit against another, as the campaign's own measurement: the baseline
     against itself, or the final result against the original and the control arms.
 
@@ -142,9 +136,7 @@ def compare(
     """
     directory = lab.runs / experiment.id
     shutil.rmtree(directory, ignore_errors=True)
-    stage = Stage(
-        name="screen", baseline=baseline, candidate=candidate, seed=_seed(experiment, 0), pairs=pairs
-    )
+    stage = Stage(name="screen", baseline=baseline, candidate=candidate, seed=_seed(experiment, 0), pairs=pairs)
     changed: tuple[Location, ...] = (CodeLocation(file="the whole target", symbol=experiment.role),)
     is_baseline = experiment.role == "baseline"
     measured = measure(lab, stage, directory, changed, SCREEN_ALPHA, None, gates=is_baseline)
@@ -257,9 +249,7 @@ def _clear(bench: Bench, probe: Probe, criteria: Criteria) -> Callable[[], bool]
     """Whether the objective and every guardrail are decided, asked between pairs."""
 
     def clear() -> bool:
-        artefact = next(
-            a for a in bench.artefacts if a.probe == probe.name and a.format in ("slices", "load")
-        )
+        artefact = next(a for a in bench.artefacts if a.probe == probe.name and a.format in ("slices", "load"))
         measurements = [o for o in read_artefact(bench.run_directory, artefact) if isinstance(o, Measurement)]
         units = stats.paired_units(measurements, criteria.objective.metric, criteria.stage).values
         finding = stats.look(units, criteria.rule(criteria.objective))
@@ -270,9 +260,7 @@ def _clear(bench: Bench, probe: Probe, criteria: Criteria) -> Callable[[], bool]
     return clear
 
 
-def _guardrail_decided(
-    measurements: Sequence[Measurement], guardrail: MetricCriterion, criteria: Criteria
-) -> bool:
+def _guardrail_decided(measurements: Sequence[Measurement], guardrail: MetricCriterion, criteria: Criteria) -> bool:
     units = stats.paired_units(measurements, guardrail.metric, criteria.stage).values
     found = stats.non_inferior(units, criteria.rule(guardrail), guardrail.max_regression)
     return found is not Finding.UNDECIDED
@@ -311,9 +299,7 @@ def _confirmation(verdict: Verdict) -> Verdict:
     kind = VerdictKind.INCONCLUSIVE if verdict.kind is VerdictKind.INCONCLUSIVE else VerdictKind.REJECT
     if verdict.kind is VerdictKind.INVALID:
         kind = VerdictKind.INVALID
-    return Verdict(
-        kind=kind, reasons=("accepted at first, but not confirmed with fresh processes", *verdict.reasons)
-    )
+    return Verdict(kind=kind, reasons=("accepted at first, but not confirmed with fresh processes", *verdict.reasons))
 
 
 def _outcome(

@@ -169,11 +169,7 @@ def _conduct(desk: Desk, experiment: Experiment) -> None:
     outcome = _measured(desk, running)
     finished = running.model_copy(
         update={
-            **{
-                name: getattr(outcome, name)
-                for name in Outcome.model_fields
-                if name in Experiment.model_fields
-            },
+            **{name: getattr(outcome, name) for name in Outcome.model_fields if name in Experiment.model_fields},
             "finished_at": now(),
         }
     )

@@ -52,9 +52,7 @@ def run_probe(bench: Bench, probe: Probe, clear: Callable[[], bool] = lambda: Tr
             pass  # what it reads is left behind by the load probe that it watches
 
 
-def _run_command(
-    bench: Bench, probe: CommandProbe | CallgrindProbe, arm: ArmName, command: tuple[str, ...]
-) -> None:
+def _run_command(bench: Bench, probe: CommandProbe | CallgrindProbe, arm: ArmName, command: tuple[str, ...]) -> None:
     step = Step(name=probe.name, command=command, timeout_s=probe.timeout_s)
     with bench.sandboxed():
         result = bench.sandbox(arm).exec(command, timeout_s=probe.timeout_s)
@@ -87,9 +85,7 @@ def _compare_outputs(bench: Bench, probe: OutputsProbe) -> None:
 
     with ExitStack() as stack, bench.sandboxed():
         with bench.failing("baseline", probe):
-            oracle = WorkerArm(
-                "baseline", bench.sandbox("oracle"), bench.expand(probe.oracle), probe.timeout_s
-            )
+            oracle = WorkerArm("baseline", bench.sandbox("oracle"), bench.expand(probe.oracle), probe.timeout_s)
             stack.callback(oracle.close)
             truth = [answer["outputs"] for answer in ask(oracle)]
         for arm in ARMS:
@@ -194,7 +190,5 @@ def _score_texts(bench: Bench, probe: LogprobsProbe) -> None:
                 found = scores(server, texts, counter(bench, probe), probe)
             finally:
                 server.close()
-        bench.append(
-            name, [{"arm": arm, "margin": probe.margin, "scores": [s.model_dump(mode="json") for s in found]}]
-        )
+        bench.append(name, [{"arm": arm, "margin": probe.margin, "scores": [s.model_dump(mode="json") for s in found]}])
     bench.keep(name, "logprobs", probe)

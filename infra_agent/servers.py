@@ -16,9 +16,7 @@ from sandboxes.server import ServerArm
 from sandboxes.tokens import TokenCounter
 
 
-def open_servers(
-    bench: Bench, probe: LoadProbe | LogprobsProbe
-) -> Callable[[ArmName, int], ServerArm | WatchedServer]:
+def open_servers(bench: Bench, probe: LoadProbe | LogprobsProbe) -> Callable[[ArmName, int], ServerArm | WatchedServer]:
     """How a fresh server of an arm is opened for a pair. The engine's log of the whole probe is kept for each
     arm; where an events probe watches, the first pair's counters are, too: one pair tells what the engine did."""
     spec = bench.site.spec

@@ -168,9 +168,7 @@ class BubblewrapSandbox:
             if not path.exists():
                 raise SandboxError(f"a directory of the sandbox does not exist: {path}")
         if not set(spec.cpus) <= os.sched_getaffinity(0):
-            raise SandboxError(
-                f"the sandbox cannot be pinned to CPUs {spec.cpus}: this process may not use them"
-            )
+            raise SandboxError(f"the sandbox cannot be pinned to CPUs {spec.cpus}: this process may not use them")
         self.spec = spec
         self._processes: list[SandboxedProcess] = []
         self._closed = False
@@ -263,9 +261,7 @@ class BubblewrapSandbox:
         self._processes.append(process)
         return process
 
-    def _spawn(
-        self, command: Sequence[str], env: Mapping[str, str] | None, status_fd: int
-    ) -> subprocess.Popen[bytes]:
+    def _spawn(self, command: Sequence[str], env: Mapping[str, str] | None, status_fd: int) -> subprocess.Popen[bytes]:
         options = [*confinement.options(self.spec, self._identity), *confinement.environment(self.spec, env)]
         confined = confinement.limited(command, self.spec.limits, self._identity, self._tools)
         with _open_files(self._identity, options) as (arguments, fds), _pinned(self.spec.cpus):

@@ -36,9 +36,7 @@ class Limit(Record):
 
     def disturbed(self, contention: Contention) -> bool:
         """Whether the interval must be measured again."""
-        return (
-            contention.foreign_cpu_share > self.foreign_cpu_share or contention.steal_share > self.steal_share
-        )
+        return contention.foreign_cpu_share > self.foreign_cpu_share or contention.steal_share > self.steal_share
 
 
 class Sample(NamedTuple):

@@ -177,9 +177,7 @@ class WallContract(_Fixtures):
     def test_tmp_is_private(self, make: Factory) -> None:
         name = f"sandbox-contract-{os.urandom(8).hex()}"
         first, second = make(), make()
-        code = (
-            "import sys,os,time; open('/tmp/' + sys.argv[1], 'w').close(); print('made', flush=True); input()"
-        )
+        code = "import sys,os,time; open('/tmp/' + sys.argv[1], 'w').close(); print('made', flush=True); input()"
         process = first.start(python(code, name))
         assert process.read_line(10.0) == b"made"
         assert not Path("/tmp", name).exists()
@@ -400,8 +398,7 @@ class LimitContract(_Fixtures):
         code = {
             "processes": "import os,time\nfor _ in range(10): os.fork()\ntime.sleep(30)",
             "threads": (
-                "import threading,time\n"
-                "for _ in range(400): threading.Thread(target=time.sleep, args=(30,)).start()"
+                "import threading,time\nfor _ in range(400): threading.Thread(target=time.sleep, args=(30,)).start()"
             ),
         }[kind]
         began = time.monotonic()
@@ -416,9 +413,7 @@ class LimitContract(_Fixtures):
     def test_swelling_command_is_ended(self, make: Factory, marker: str, where: str) -> None:
         code = {
             "one process": "kept = [bytearray(b'x' * (8 << 20)) for _ in range(200)]",
-            "children": (
-                "import os\nfor _ in range(8): os.fork() or (bytearray(b'x' * (60 << 20)), time.sleep(20))"
-            ),
+            "children": ("import os\nfor _ in range(8): os.fork() or (bytearray(b'x' * (60 << 20)), time.sleep(20))"),
             "tmp": "with open('/tmp/a', 'wb') as f:\n    for _ in range(400): f.write(bytes(1 << 20))",
         }[where]
         result = make(Limits(memory_bytes=200 * MIB, timeout_s=20.0)).exec(
@@ -429,10 +424,7 @@ class LimitContract(_Fixtures):
         assert survivors(marker) == []
 
     def test_peak_memory_and_processes_are_told(self, sandbox: Sandbox) -> None:
-        code = (
-            "import os,time\nkept = b'x' * (100 << 20)\n"
-            "os.fork() or os._exit(time.sleep(0.3) or 0)\nos.wait()\n"
-        )
+        code = "import os,time\nkept = b'x' * (100 << 20)\nos.fork() or os._exit(time.sleep(0.3) or 0)\nos.wait()\n"
         result = sandbox.exec(python(code))
         assert result.ok, result
         assert 100 * MIB < (result.peak_memory_bytes or 0) < 300 * MIB

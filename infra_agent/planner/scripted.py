@@ -22,8 +22,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from feedback.observations import Scalar
 from infra_agent.domain import Change, Hypothesis, Proposal
 from infra_agent.errors import WrongUse
+from infra_agent.places import line_of
 from infra_agent.planner import Action, Context, Propose, Stop
-from infra_agent.target import TargetSpec, line_of
+from infra_agent.target import TargetSpec
 from sandboxes.results import Record
 
 

@@ -54,18 +54,14 @@ def _own(original: BaseException | None, place: str) -> InfraAgentError:
     said = str(original).strip().partition("\n")[0]
     code = str(getattr(original, "sqlite_errorname", None) or getattr(original, "sqlstate", None) or "")
     if code in _UNIQUE:
-        return AlreadyRecorded(
-            f"{place}: already recorded ({said}); records of a campaign are never replaced"
-        )
+        return AlreadyRecorded(f"{place}: already recorded ({said}); records of a campaign are never replaced")
     if code in _FOREIGN_KEY:
         return NotFound(f"{place}: the campaign or experiment that this belongs to is not stored ({said})")
     for name, advice in _ADVICE.items():
         if code.startswith(name):
             return StoreUnavailable(f"{place}: {advice} ({said})")
     if code.startswith(_CONNECTION) or (not code and type(original).__name__ == "OperationalError"):
-        return StoreUnavailable(
-            f"{place}: can't be reached; check that it runs and that its URL is right ({said})"
-        )
+        return StoreUnavailable(f"{place}: can't be reached; check that it runs and that its URL is right ({said})")
     return StoreUnavailable(f"{place}: the database refused ({said})")
 
 

@@ -143,8 +143,7 @@ class Ledger:
         query = select(place, content.c.size_bytes, content.c.media_type).join(content)
         found = self._rows(query.where(place.c.experiment_id == experiment_id).order_by(place.c.path))
         return tuple(
-            StoredArtefact.model_validate({name: row[name] for name in StoredArtefact.model_fields})
-            for row in found
+            StoredArtefact.model_validate({name: row[name] for name in StoredArtefact.model_fields}) for row in found
         )
 
     def record_model_call(self, call: ModelCall) -> ModelCall:
@@ -169,9 +168,7 @@ class Ledger:
         values = [fields | {"position": index, "value": value} for index, value in enumerate(units.units)]
         self._write_new(tables.noise_unit, values)
 
-    def noise_units(
-        self, host: str, target: str, probe: str, metric: str, max_age: timedelta
-    ) -> NoiseUnits | None:
+    def noise_units(self, host: str, target: str, probe: str, metric: str, max_age: timedelta) -> NoiseUnits | None:
         """All A/A units of a metric on a host that are not older than `max_age`, oldest first, or None.
 
         `measured_at` is that of the oldest of them. Units in another direction than the newest are left out.
@@ -236,9 +233,7 @@ class Ledger:
         with translated(self._place):
             return [row._asdict() for row in self._connection.execute(query)]
 
-    def _write(
-        self, statement: Executable, values: rows.Row | list[rows.Row] | None = None
-    ) -> CursorResult[Any]:
+    def _write(self, statement: Executable, values: rows.Row | list[rows.Row] | None = None) -> CursorResult[Any]:
         with translated(self._place):
             result = self._connection.execute(statement, values)
         assert isinstance(result, CursorResult)

@@ -48,9 +48,7 @@ def read_campaign(row: Row) -> Campaign:
 
 def experiment_row(experiment: Experiment) -> Row:
     """The row of an experiment, without its hypothesis and signals, which have tables of their own."""
-    row: Row = experiment.model_dump(
-        mode="json", exclude={"proposal", "signals", "verdict"} | _EXPERIMENT_TIMES
-    )
+    row: Row = experiment.model_dump(mode="json", exclude={"proposal", "signals", "verdict"} | _EXPERIMENT_TIMES)
     proposal, verdict = experiment.proposal, experiment.verdict
     return row | {
         "probe": proposal.probe,

@@ -221,9 +221,7 @@ def test_processes_that_open_a_fresh_database_at_once_all_succeed(url: str) -> N
     )
     command = [sys.executable, "-W", "error", "-c", program, url]
     pipe = subprocess.PIPE
-    racers = [
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=ROOT, text=True) for _ in range(4)
-    ]
+    racers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=ROOT, text=True) for _ in range(4)]
     for racer in racers:
         assert racer.stdout is not None
         assert racer.stdout.readline() == "ready\n"
@@ -232,9 +230,7 @@ def test_processes_that_open_a_fresh_database_at_once_all_succeed(url: str) -> N
         racer.stdin.write("go\n")
         racer.stdin.flush()
     said = [racer.communicate(timeout=60) for racer in racers]
-    assert [(racer.returncode, *lines) for racer, lines in zip(racers, said, strict=True)] == [
-        (0, "()\n", "")
-    ] * 4
+    assert [(racer.returncode, *lines) for racer, lines in zip(racers, said, strict=True)] == [(0, "()\n", "")] * 4
 
 
 def test_the_ledger_works_on_postgresql(postgresql: str) -> None:

@@ -220,9 +220,7 @@ def test_a_disk_that_is_full_from_the_start_says_so(small_disk: Path) -> None:
         open_store(f"sqlite:///{small_disk}/store.db")
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0, reason="needs root to become another user; the unit tests cover the rest"
-)
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user; the unit tests cover the rest")
 def test_another_users_directory_is_refused() -> None:
     program = """
 import os

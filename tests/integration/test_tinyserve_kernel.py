@@ -41,9 +41,7 @@ Array = dict[str, Any]
 
 
 def run(*command: str, cwd: Path, text_in: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, cwd=cwd, input=text_in, capture_output=True, text=True, timeout=120, check=False
-    )
+    return subprocess.run(command, cwd=cwd, input=text_in, capture_output=True, text=True, timeout=120, check=False)
 
 
 def build(root: Path) -> Path:
@@ -128,9 +126,7 @@ class TestCorrectness:
     def test_gate_shared_between_heads_is_far_off(self, tree: Tree, case: dict[str, int]) -> None:
         assert min(errors(tree("wrong"), case)) > 1e-2
 
-    def test_kernel_that_remembers_the_gate_is_caught_also_when_timed(
-        self, tree: Tree, tmp_path: Path
-    ) -> None:
+    def test_kernel_that_remembers_the_gate_is_caught_also_when_timed(self, tree: Tree, tmp_path: Path) -> None:
         """The next token stands at the same address as the last one, in timed slices too."""
         root = copy(tmp_path / "stale")
         kernel = root / "kernels" / "kda_decode.c"
@@ -174,9 +170,7 @@ class TestCorrectness:
     def test_slot_of_no_sequence_comes_back_untouched(self, tree: Tree, arm: str) -> None:
         case = {"batch": 2, "heads": 2, "k": 64, "v": 64, "steps": 8}
         root = tree(arm)
-        for got, truth in zip(
-            outputs(root, "worker.py", case), outputs(root, "oracle.py", case), strict=True
-        ):
+        for got, truth in zip(outputs(root, "worker.py", case), outputs(root, "oracle.py", case), strict=True):
             state, expected = decode(got["state"], "float32"), decode(truth["state"], "float64")
             equal = [np.array_equal(mine, theirs) for mine, theirs in zip(state, expected, strict=True)]
             assert equal.count(True) == 1
@@ -204,8 +198,7 @@ class TestProtocol:
     def test_check_tells_sound_arms_from_a_wrong_one(self, tree: Tree) -> None:
         request = timed(1, 3, repeat=50)
         base, neutral, right, wrong = (
-            converse(tree(arm), "worker.py", request)[0]["check"]
-            for arm in ("baseline", "neutral", "right", "wrong")
+            converse(tree(arm), "worker.py", request)[0]["check"] for arm in ("baseline", "neutral", "right", "wrong")
         )
         assert neutral == pytest.approx(base, rel=1e-5)
         assert right == pytest.approx(base, rel=1e-5)
@@ -273,18 +266,14 @@ class TestProtocol:
         (reply,) = converse(build(root), "worker.py", timed(1, 1, repeat=3))
         assert reply["slice"] == 1
 
-    def test_kernel_that_yields_nan_is_an_error_when_timed_and_an_array_when_asked(
-        self, tmp_path: Path
-    ) -> None:
+    def test_kernel_that_yields_nan_is_an_error_when_timed_and_an_array_when_asked(self, tmp_path: Path) -> None:
         root = copy(tmp_path / "nan")
         kernel = root / "kernels" / "kda_decode.c"
         text = kernel.read_text(encoding="utf-8")
         assert "p_o[j] = b_o[j];" in text
         kernel.write_text(text.replace("p_o[j] = b_o[j];", "p_o[j] = NAN;"), encoding="utf-8")
         small = {"heads": 2, "k": 16, "v": 32}
-        slice_, asked = converse(
-            build(root), "worker.py", timed(1, 1, **small), timed(2, 1, op="outputs", **small)
-        )
+        slice_, asked = converse(build(root), "worker.py", timed(1, 1, **small), timed(2, 1, op="outputs", **small))
         assert "not finite" in slice_["error"]
         assert np.isnan(decode(asked["outputs"]["o"], "float32")).all()
 
@@ -347,9 +336,7 @@ class TestInstructionCounts:
 
 class TestBenchProgram:
     def test_sound_arms_print_the_same_checksum(self, tree: Tree) -> None:
-        printed = {
-            arm: run("build/bench_kda", cwd=tree(arm)).stdout for arm in ("baseline", "neutral", "right")
-        }
+        printed = {arm: run("build/bench_kda", cwd=tree(arm)).stdout for arm in ("baseline", "neutral", "right")}
         sums = [float(text.removeprefix("checksum ")) for text in printed.values()]
         assert sums == pytest.approx([sums[0]] * 3, rel=1e-4)
 
@@ -375,9 +362,7 @@ class TestProtocolPage:
     """The examples in the description of the protocol speak it."""
 
     @pytest.mark.parametrize(("language", "command"), [("python", (sys.executable,)), ("sh", ("sh",))])
-    def test_example_speaks_the_protocol(
-        self, tmp_path: Path, language: str, command: tuple[str, ...]
-    ) -> None:
+    def test_example_speaks_the_protocol(self, tmp_path: Path, language: str, command: tuple[str, ...]) -> None:
         page = PROTOCOL_PAGE.read_text(encoding="utf-8")
         (code,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
         (tmp_path / "example").write_text(code, encoding="utf-8")
@@ -387,9 +372,7 @@ class TestProtocolPage:
             timed(5, 7, op="outputs"),
             timed(6, 41, repeat=9),
         ]
-        ended = run(
-            *command, "example", cwd=tmp_path, text_in="".join(json.dumps(r) + "\n" for r in requests)
-        )
+        ended = run(*command, "example", cwd=tmp_path, text_in="".join(json.dumps(r) + "\n" for r in requests))
         assert ended.returncode == 0, ended.stderr
         ready, first, other_seed, unknown, again = (json.loads(line) for line in ended.stdout.splitlines())
         assert ready == {"ready": True, "protocol": 1}

@@ -104,7 +104,8 @@ def test_errors_come_first_and_gates_lead_their_level() -> None:
     ]
     heads = [line.split(": ", 1)[1] for line in digest(signals).splitlines() if line.startswith("[")]
     assert heads == [
-        "gate error", "integrity error", "guardrail warning", "info warning", "gate note", "objective note", "info note",
+        "gate error", "integrity error", "guardrail warning", "info warning",
+        "gate note", "objective note", "info note",
     ]  # fmt: skip
 
 

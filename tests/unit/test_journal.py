@@ -23,9 +23,7 @@ diff --git a/src/cache.py b/src/cache.py
 """
 
 
-def effect(
-    ratio: float = 1.1, metric: str = "output_throughput", lo: float = 1.05, hi: float = 1.15
-) -> Effect:
+def effect(ratio: float = 1.1, metric: str = "output_throughput", lo: float = 1.05, hi: float = 1.15) -> Effect:
     return Effect(
         metric=metric,
         direction="maximize",

@@ -249,14 +249,10 @@ def test_campaign_of_fifty_no_ops_accepts_anything_at_most_as_often_as_budgeted(
     n_campaigns, n_experiments = 3000, 50
     shares = shares_of_a_campaign(n_experiments)
     assert sum(shares) <= 0.05
-    screened = accepts(
-        SYMMETRIC[family](rng, n_campaigns * n_experiments) * SD, make_rule(alpha=SCREEN_ALPHA)
-    )
+    screened = accepts(SYMMETRIC[family](rng, n_campaigns * n_experiments) * SD, make_rule(alpha=SCREEN_ALPHA))
     n_screened = int(screened.sum())
     confirmed = np.zeros(n_campaigns * n_experiments, bool)
-    confirmed[screened] = accepts(
-        SYMMETRIC[family](rng, n_screened) * SD, make_rule(alpha=confirm_alpha(shares[0]))
-    )
+    confirmed[screened] = accepts(SYMMETRIC[family](rng, n_screened) * SD, make_rule(alpha=confirm_alpha(shares[0])))
     fooled = confirmed.reshape(n_campaigns, n_experiments).any(axis=1).mean()
     assert 0.01 <= n_screened / len(screened) <= 0.05
     assert fooled <= 0.05 + 3 * standard_error(0.05, n_campaigns)
@@ -282,9 +278,7 @@ def test_power_of_one_stage(gain: float, at_least: float, at_most: float) -> Non
     assert at_least <= rate <= at_most
 
 
-@pytest.mark.parametrize(
-    ("gain", "at_least", "at_most"), [(0.03, 0.02, 0.08), (0.05, 0.85, 0.95), (0.10, 0.999, 1.0)]
-)
+@pytest.mark.parametrize(("gain", "at_least", "at_most"), [(0.03, 0.02, 0.08), (0.05, 0.85, 0.95), (0.10, 0.999, 1.0)])
 def test_power_of_screening_and_confirmation(gain: float, at_least: float, at_most: float) -> None:
     """The same with a confirmation at the share of one experiment in fifty: 3/5/10 % in 4/90/100 %."""
     rng = np.random.default_rng(21)
@@ -321,10 +315,7 @@ def make_block(
 def test_unit_is_the_median_over_blocks_of_the_log_ratio_of_means() -> None:
     ratios = {0: (1.1, 1.2, 3.0), 1: (0.8, 0.9, 0.1)}
     measurements = [
-        m
-        for pair, of in ratios.items()
-        for b, r in enumerate(of)
-        for m in make_block(pair, b, 0.01, 0.01 * r)
+        m for pair, of in ratios.items() for b, r in enumerate(of) for m in make_block(pair, b, 0.01, 0.01 * r)
     ]
     units = paired_units(measurements, "slice_time_s")
     assert units.values == pytest.approx((math.log(1.2), math.log(0.8)))
@@ -350,9 +341,7 @@ def test_incomplete_block_is_ignored(missing: int) -> None:
 
 def test_pair_without_a_complete_block_is_no_unit() -> None:
     cut = list(make_block(0, 0, 1.0, 2.0))[:3]
-    assert paired_units([*cut, *make_block(1, 0, 1.0, 3.0)], "slice_time_s").values == pytest.approx(
-        (math.log(3.0),)
-    )
+    assert paired_units([*cut, *make_block(1, 0, 1.0, 3.0)], "slice_time_s").values == pytest.approx((math.log(3.0),))
 
 
 @pytest.mark.parametrize("order", ["ABBAA", "AABBAB", "AAAA", "ABAA", "BBBB"])
@@ -428,9 +417,7 @@ def test_penalty_of_the_first_position_accepts_nothing() -> None:
     shape = (4000, LOOKS[-1], 7)
     sign = rng.choice([-1.0, 1.0], shape)
     blocks = sign * math.log(1.1) / 2 + rng.standard_normal(shape) * 0.02
-    assert accepts(np.asarray(np.median(blocks, axis=2)), make_rule()).mean() <= 0.05 + 3 * standard_error(
-        0.05, 4000
-    )
+    assert accepts(np.asarray(np.median(blocks, axis=2)), make_rule()).mean() <= 0.05 + 3 * standard_error(0.05, 4000)
 
 
 # (e) Directions.

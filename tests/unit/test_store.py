@@ -161,9 +161,7 @@ def outcome(running: Experiment) -> Experiment:
 
 def samples(count: int = 8) -> list[Measurement]:
     return [
-        Measurement(
-            probe="load", metric="slice_time_s", value=i / 7, arm="baseline", pair=i // 4, position=i % 4
-        )
+        Measurement(probe="load", metric="slice_time_s", value=i / 7, arm="baseline", pair=i // 4, position=i % 4)
         for i in range(count)
     ]
 
@@ -505,9 +503,7 @@ def test_sqlite_settings_hold_on_every_connection(store: Store) -> None:
 
 
 @sqlite_only
-def test_a_database_that_stays_locked_says_so(
-    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_stays_locked_says_so(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_BUSY_TIMEOUT_MS", 50)
     with open_store(url) as impatient, store.transaction() as ledger:
         ledger.add_campaign(campaign())

@@ -43,9 +43,7 @@ def test_ids_keep_their_order_when_the_clock_is_set_back(monkeypatch: pytest.Mon
 
 def test_ids_of_threads_differ() -> None:
     made: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: made.extend([new_id("exp") for _ in range(500)])) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: made.extend([new_id("exp") for _ in range(500)])) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -15,10 +15,7 @@ LIBRARY = Path(__file__).resolve().parent.parent / "build" / "libkda.so"
 class _Args(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("batch", "heads", "k_dim", "v_dim")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("slot", "q", "k", "v", "x", "beta", "a_log", "dt_bias", "state", "o")
-        ),
+        *((name, ctypes.c_void_p) for name in ("slot", "q", "k", "v", "x", "beta", "a_log", "dt_bias", "state", "o")),
     )
 
 

@@ -202,9 +202,7 @@ def _make_artefacts() -> None:
         _required("stage", sa.String),
         _required("sha256", sa.String(64)),
         _belongs("experiment_artefact", "experiment"),
-        sa.ForeignKeyConstraint(
-            ["sha256"], ["artefact.sha256"], name="fk_experiment_artefact_sha256_artefact"
-        ),
+        sa.ForeignKeyConstraint(["sha256"], ["artefact.sha256"], name="fk_experiment_artefact_sha256_artefact"),
         sa.PrimaryKeyConstraint("experiment_id", "path", name="pk_experiment_artefact"),
     )
     _index("experiment_artefact", "sha256")
