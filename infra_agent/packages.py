@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from infra_agent.errors import InfraAgentError
+from infra_agent.errors import PlatformFailed
 from infra_agent.target import Package
 from sandboxes.results import sha256_file
 from sandboxes.sandbox import Mount
@@ -22,7 +22,7 @@ from sandboxes.sandbox import Mount
 INSIDE = "/packages"
 
 
-class PackageUnavailable(InfraAgentError):
+class PackageUnavailable(PlatformFailed):
     """A package that the target needs can't be installed."""
 
 

@@ -144,6 +144,43 @@ def test_every_pair_has_fresh_processes(bench: Bench) -> None:
     assert not [pid for pid in seen if is_running(pid)]
 
 
+def test_arm_that_is_not_asked_does_not_run(bench: Bench) -> None:
+    """A worker that goes on in the background between its slices would slow the other arm's down."""
+    busy = (
+        "import threading, time; spin = lambda: [None for _ in iter(time.time, 0)]\n"
+        "    if count == 0: threading.Thread(target=spin, daemon=True).start()"
+    )
+    bench.worker("candidate", WORKER.replace("{misbehave}", busy))
+    states: list[str] = []
+    arms: dict[ArmName, Arm] = {}
+
+    class Watching:
+        """The baseline, which looks at the other arm before it does a slice."""
+
+        def __init__(self, arm: Arm) -> None:
+            self.name = arm.name
+            self._arm = arm
+            self.pids, self.close = arm.pids, arm.close
+
+        def slice(self, number: int, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:
+            pid = arms["candidate"].pids()[-1]
+            for _ in range(100):  # a process stops when it next enters the kernel
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                if state == "T":
+                    break
+                time.sleep(0.005)
+            states.append(state)
+            return self._arm.slice(number, seed, params)
+
+    def open_arm(arm: ArmName, pair: int) -> Arm:
+        arms[arm] = bench.open(arm, pair)
+        return Watching(arms[arm]) if arm == "baseline" else arms[arm]
+
+    schedule = Schedule(looks=(1,), blocks=5, warmup_slices=0, limit=ANY)
+    measure_pairs(open_arm, schedule, {"repeat": 10}, random.Random(1), bench.lines.append, lambda: True)
+    assert states == ["T"] * 10
+
+
 def test_repeat_is_calibrated_to_the_wanted_time(bench: Bench) -> None:
     arm = bench.open("baseline", 0)
     try:
