@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from feedback.signals import Direction, Location
 from feedback.stats import Rule
 from sandboxes.results import Record
@@ -33,6 +35,10 @@ class Criteria(Record):
     changed: tuple[Location, ...]
     """Where the change acts: its knobs and files."""
     stage: str = "screen"
+
+    def role_of(self, probe: str) -> Literal["gate", "information"]:
+        """Whether what a probe finds decides over the change, or only informs."""
+        return "gate" if probe in self.gates else "information"
 
     def rule(self, criterion: MetricCriterion) -> Rule:
         """The acceptance rule for one metric."""

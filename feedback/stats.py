@@ -89,12 +89,16 @@ class NoiseFloor(NamedTuple):
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether no bias between identical arms was found; if there is one, nothing may be accepted."""
+        """Whether no bias between identical arms was found; if one was, the floor has been raised by it."""
         return self.bias_lo <= 0.0 <= self.bias_hi
 
 
 MIN_FLOOR_UNITS = 30
 """Fewer A/A units than this say whether the machine is quiet, but make no floor."""
+
+
+LEAST_FLOOR = 0.005
+"""However quiet the machine: with no floor at all, skewed or correlated units pass more often than they should."""
 
 
 def paired_units(measurements: Iterable[Measurement], metric: str, stage: str = "screen") -> Units:
@@ -187,15 +191,18 @@ def non_inferior(units: Sequence[float], rule: Rule, max_regression: float) -> F
 
 
 def noise_floor(units: Sequence[float], seed: int = 0) -> NoiseFloor:
-    """The floor from A/A units: 95th percentile of |mean of 10 units|, by resampling. Needs at least
-    `MIN_FLOOR_UNITS` units (ValueError)."""
+    """The floor from A/A units: 95th percentile of |mean of 10 units|, by resampling, and never below
+    `LEAST_FLOOR`. A bias between identical arms is added to it. Needs at least `MIN_FLOOR_UNITS` units
+    (ValueError)."""
     if len(units) < MIN_FLOOR_UNITS:
         raise ValueError(f"a noise floor needs {MIN_FLOOR_UNITS} units, got {len(units)}")
     values = np.asarray(units, dtype=np.float64)
     draws = np.random.default_rng(seed).choice(values - values.mean(), size=(4000, 10))
     floor = float(np.quantile(np.abs(draws.mean(axis=1)), 0.95))
     bias = interval(units, 0.005)
-    return NoiseFloor(math.expm1(floor), stdev(units), bias.mean, bias.lo, bias.hi, len(units))
+    if not bias.lo <= 0 <= bias.hi:
+        floor += abs(bias.mean)
+    return NoiseFloor(max(LEAST_FLOOR, math.expm1(floor)), stdev(units), bias.mean, bias.lo, bias.hi, len(units))
 
 
 def minimum_detectable_effect(sd: float, rule: Rule, power: float = 0.9) -> float:

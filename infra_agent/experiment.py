@@ -194,7 +194,7 @@ def measure(
     gates: bool = True,
 ) -> Measured:
     """Run one stage's probes, cheapest question first, until one answers the rest."""
-    criteria = _criteria(lab, changed, alpha, stage.name)
+    criteria = _criteria(lab, changed, alpha, stage.name, gates)
     observations: list[Observation] = []
     with Bench(lab.site, stage, directory, lab.seconds_left) as bench:
         seen_steps = seen_artefacts = 0
@@ -213,12 +213,14 @@ def measure(
                 run_probe(bench, probe, _clear(bench, probe, criteria))
             except CandidateFailed:
                 read_new()
+                bench.record().save()
                 return Measured(derive(observations, criteria), observations, bench, True)
             read_new()
             signals = derive(observations, criteria)
-            if probe.name != lab.spec.objective.probe and _answered(signals, proposal):
+            if probe.name != lab.spec.objective.probe and _answered(signals):
+                bench.record().save()
                 return Measured(signals, observations, bench, True)
-    bench.record().save()
+        bench.record().save()
     return Measured(derive(observations, criteria), observations, bench, False)
 
 
@@ -249,13 +251,18 @@ def _clear(bench: Bench, probe: Probe, criteria: Criteria) -> Callable[[], bool]
     """Whether the objective and every guardrail are decided, asked between pairs."""
 
     def clear() -> bool:
+        if probe.name != criteria.objective.probe:
+            return True  # what another probe measures has no rule of its own: the first look must do
         artefact = next(a for a in bench.artefacts if a.probe == probe.name and a.format in ("slices", "load"))
-        measurements = [o for o in read_artefact(bench.run_directory, artefact) if isinstance(o, Measurement)]
-        units = stats.paired_units(measurements, criteria.objective.metric, criteria.stage).values
-        finding = stats.look(units, criteria.rule(criteria.objective))
-        if finding is not Finding.BETTER:
-            return finding is not Finding.UNDECIDED
-        return all(_guardrail_decided(measurements, g, criteria) for g in criteria.guardrails)
+        measured = [o for o in read_artefact(bench.run_directory, artefact) if isinstance(o, Measurement)]
+        try:
+            units = stats.paired_units(measured, criteria.objective.metric, criteria.stage).values
+            finding = stats.look(units, criteria.rule(criteria.objective))
+            if finding is not Finding.BETTER:
+                return finding is not Finding.UNDECIDED
+            return all(_guardrail_decided(measured, g, criteria) for g in criteria.guardrails)
+        except ValueError:
+            return True  # an impossible value, such as no good request at all: more pairs won't mend it
 
     return clear
 
@@ -266,14 +273,13 @@ def _guardrail_decided(measurements: Sequence[Measurement], guardrail: MetricCri
     return found is not Finding.UNDECIDED
 
 
-def _answered(signals: Sequence[Signal], proposal: Proposal | None) -> bool:
-    """Whether a gate is broken or the hypothesis is already refuted by a deterministic measure."""
-    if any(s.role == "gate" and s.finding == "violates" for s in signals):
-        return True
-    return any(s.rule_id.startswith("integrity.") and s.finding == "violates" for s in signals)
+def _answered(signals: Sequence[Signal]) -> bool:
+    """Whether a gate is broken or the arms did different work: then nothing dearer needs to run."""
+    broken = [s for s in signals if s.finding == "violates"]
+    return any(s.role == "gate" or s.rule_id.startswith("integrity.") for s in broken)
 
 
-def _criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str) -> Criteria:
+def _criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str, gates: bool) -> Criteria:
     objective, probe = lab.spec.objective, lab.objective_probe()
     floor, known = lab.floor()
     return Criteria(
@@ -287,7 +293,7 @@ def _criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str)
             )
             for g in lab.spec.guardrails
         ),
-        gates=tuple(p.name for p in lab.spec.probes if p.gate),
+        gates=tuple(p.name for p in lab.spec.probes if p.gate and (gates or p.kind == "build")),
         alpha=alpha, looks=probe.looks, floor=floor, floor_known=known, changed=changed, stage=stage,
     )  # fmt: skip
 

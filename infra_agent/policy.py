@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from infra_agent.domain import Campaign, CampaignSpec
+from infra_agent.domain import CampaignSpec
 from infra_agent.journal import Journal
 
 SCREEN_ALPHA = 0.05
@@ -68,8 +68,3 @@ def error_share(journal: Journal, spec: CampaignSpec) -> float:
 def confirm_alpha(share: float) -> float:
     """False-accept probability that the confirmation may have, given the experiment's share."""
     return min(MAX_CONFIRM_ALPHA, share / SCREEN_ALPHA)
-
-
-def best_name(campaign: Campaign) -> str:
-    """The branch-like name under which the campaign's result is spoken of."""
-    return f"{campaign.target_name}-{campaign.id}"

@@ -33,6 +33,8 @@ FORBIDDEN_PARTS = frozenset({".git", ".github", ".gitlab", ".circleci", ".buildk
 _EPOCH = 946684800
 """Every commit is of the same moment, so that the same change on the same parent is the same commit."""
 CACHED_ARCHIVES = 4
+CACHED_BYTES = 32 << 20
+"""A larger tree is archived anew each time."""
 _PLAIN = "* -text !eol -filter -ident !working-tree-encoding !diff !merge !whitespace -export-ignore -export-subst\n"
 """Attributes that outrank those of the tree: what a target's .gitattributes says of line ends, filters and
 exports must not change what is measured."""
@@ -189,7 +191,10 @@ class Repository:
         if commit not in self._archives:
             while len(self._archives) >= CACHED_ARCHIVES:
                 self._archives.pop(next(iter(self._archives)))
-            self._archives[commit] = _git(self.path, "archive", "--format=tar", commit)
+            archive = _git(self.path, "archive", "--format=tar", commit)
+            if len(archive) > CACHED_BYTES:
+                return archive
+            self._archives[commit] = archive
         return self._archives[commit]
 
     def tree(self, commit: str) -> str:

@@ -24,7 +24,7 @@ def test_fail(observations: Sequence[Observation], criteria: Criteria) -> list[S
                     rule_id="correctness.test_fail",
                     level="note",
                     finding="holds",
-                    role="gate",
+                    role=criteria.role_of(probe),
                     message=f"{probe}: passed ({len(of_probe)})",
                     locations=criteria.changed,
                 )
@@ -36,12 +36,30 @@ def test_fail(observations: Sequence[Observation], criteria: Criteria) -> list[S
                 rule_id="correctness.test_fail",
                 level="error",
                 finding="violates",
-                role="gate",
+                role=criteria.role_of(probe),
                 message=f"{probe}: {len(failed)} of {len(of_probe)} failed; {first.name}: {first.message}"[:400],
                 locations=(*criteria.changed, ProcessLocation(arm="candidate", role=probe)),
             )
         )
     return signals
+
+
+def gate_silent(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """A gate of which nothing was heard has not been passed."""
+    heard = {o.probe for o in observations if o.stage == criteria.stage}
+    return [
+        Signal(
+            rule_id="correctness.gate_silent",
+            level="warning",
+            finding="abstained",
+            role="gate",
+            message=f"{probe}: this gate said nothing about the candidate",
+            reason="it was not run, or it left no result",
+            locations=criteria.changed,
+        )
+        for probe in criteria.gates
+        if probe not in heard
+    ]
 
 
 test_fail.__test__ = False  # type: ignore[attr-defined]  # a rule's name, not a pytest test

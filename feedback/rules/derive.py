@@ -13,6 +13,7 @@ RULES = (
     parity.work_mismatch,
     stability.tool_error,
     correctness.test_fail,
+    correctness.gate_silent,
     parity.numeric_error,
     performance.bench_delta,
     performance.instructions,

@@ -37,7 +37,7 @@ def _excess(point: ParityPoint) -> float:
 def _held(probe: str, points: Sequence[ParityPoint], criteria: Criteria) -> Signal:
     worst = max(points, key=_excess)
     return Signal(
-        rule_id="parity.numeric_error", level="note", finding="holds", role="gate",
+        rule_id="parity.numeric_error", level="note", finding="holds", role=criteria.role_of(probe),
         message=f"{probe}: all {len(points)} comparisons within tolerance; worst {worst.tensor} "
         f"{worst.measure} {worst.value:.3g} of {worst.tolerance:.3g} allowed"[:400],
         locations=criteria.changed,
@@ -49,7 +49,7 @@ def _violated(probe: str, broken: Sequence[ParityPoint], n: int, criteria: Crite
     cases = tuple(InputLocation(condition={**p.case, "tensor": p.tensor}) for p in broken[:MAX_LOCATED])
     tensors = sorted({p.tensor for p in broken})
     return Signal(
-        rule_id="parity.numeric_error", level="error", finding="violates", role="gate",
+        rule_id="parity.numeric_error", level="error", finding="violates", role=criteria.role_of(probe),
         message=f"{probe}: {len(broken)} of {n} comparisons beyond tolerance ({', '.join(tensors)[:80]}); worst "
         f"{worst.tensor} {worst.measure} {worst.value:.3g}, allowed {worst.tolerance:.3g}, "
         f"at {_condition(worst)}"[:400],

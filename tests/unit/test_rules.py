@@ -11,6 +11,7 @@ import pytest
 from feedback import observations as facts
 from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Measurement, Observation, ParityPoint, RuntimeEvent
+from feedback.rules.correctness import gate_silent
 from feedback.rules.correctness import test_fail as tests_failed
 from feedback.rules.derive import RULES, derive
 from feedback.rules.parity import numeric_error, work_mismatch
@@ -31,6 +32,7 @@ def make_criteria(**fields: Any) -> Criteria:
 
 CRITERIA = make_criteria()
 GUARDED = make_criteria(guardrails=(LATENCY,))
+GATED = make_criteria(gates=("build", "unit", "parity"))
 
 
 def pairs(
@@ -71,7 +73,7 @@ def only(signals: Sequence[Signal]) -> Signal:
 
 
 def test_failed_command_is_a_broken_gate() -> None:
-    signal = only(tests_failed([outcome(result="failed"), outcome(result="error")], CRITERIA))
+    signal = only(tests_failed([outcome(result="failed"), outcome(result="error")], GATED))
     assert (signal.rule_id, signal.role, signal.finding, signal.level) == (
         "correctness.test_fail", "gate", "violates", "error",
     )  # fmt: skip
@@ -80,7 +82,7 @@ def test_failed_command_is_a_broken_gate() -> None:
 
 
 def test_passed_commands_hold_probe_by_probe() -> None:
-    signals = tests_failed([outcome("build"), outcome("unit"), outcome("unit")], CRITERIA)
+    signals = tests_failed([outcome("build"), outcome("unit"), outcome("unit")], GATED)
     assert [(s.message, s.finding, s.role) for s in signals] == [
         ("build: passed (1)", "holds", "gate"),
         ("unit: passed (2)", "holds", "gate"),
@@ -89,7 +91,7 @@ def test_passed_commands_hold_probe_by_probe() -> None:
 
 def test_failures_of_the_baseline_and_of_other_stages_are_not_the_candidates() -> None:
     failed = [outcome(result="failed", arm="baseline"), outcome(result="failed", stage="confirm")]
-    assert tests_failed(failed, CRITERIA) == []
+    assert tests_failed(failed, GATED) == []
     assert only(tests_failed(failed, make_criteria(stage="confirm"))).finding == "violates"
 
 
@@ -109,7 +111,7 @@ def test_errors_beyond_tolerance_are_located_worst_first() -> None:
         point(3e-6, case={"batch": 8, "seed": 3}),
         point(1.5e-6, case={"batch": 16, "seed": 4}),
     ]
-    signal = only(numeric_error(points, CRITERIA))
+    signal = only(numeric_error(points, GATED))
     assert (signal.rule_id, signal.role, signal.finding) == ("parity.numeric_error", "gate", "violates")
     assert "4 of 5 comparisons beyond tolerance (o, state)" in signal.message
     assert "worst state rms_ratio 9e-06, allowed 1e-06, at batch=4 seed=2" in signal.message
@@ -123,31 +125,31 @@ def test_errors_beyond_tolerance_are_located_worst_first() -> None:
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e300])
 def test_outputs_that_can_not_be_compared_are_errors(value: float) -> None:
-    assert only(numeric_error([point(value)], CRITERIA)).finding == "violates"
+    assert only(numeric_error([point(value)], GATED)).finding == "violates"
 
 
 @pytest.mark.parametrize(("value", "tolerance"), [(9e-7, 1e-6), (1e-6, 1e-6), (0.0, 0.0), (0.0, 1e-6)])
 def test_errors_within_tolerance_hold(value: float, tolerance: float) -> None:
-    signal = only(numeric_error([point(value, tolerance), point(0.0, tolerance)], CRITERIA))
+    signal = only(numeric_error([point(value, tolerance), point(0.0, tolerance)], GATED))
     assert (signal.finding, signal.role) == ("holds", "gate")
     assert "all 2 comparisons within tolerance" in signal.message
 
 
 def test_errors_of_the_baseline_and_of_checksums_are_other_rules_matter() -> None:
     points = [point(1.0, arm="baseline"), point(1.0, stage="confirm"), point(1.0, tensor="check")]
-    assert numeric_error(points, CRITERIA) == []
+    assert numeric_error(points, GATED) == []
 
 
 def test_probes_of_parity_speak_apart() -> None:
-    signals = numeric_error([point(1.0, probe="a"), point(0.0, probe="b")], CRITERIA)
+    signals = numeric_error([point(1.0, probe="a"), point(0.0, probe="b")], GATED)
     assert [s.finding for s in signals] == ["violates", "holds"]
 
 
 def test_many_tensors_fit_into_a_message() -> None:
     points = [point(1.0, tensor=f"tensor-{n}-" + "x" * 60, case={"k" * 200: "v" * 200}) for n in range(50)]
-    assert len(only(numeric_error(points, CRITERIA)).message) == 400
+    assert len(only(numeric_error(points, GATED)).message) == 400
     held = [p.model_copy(update={"value": 0.0, "tensor": "t" * 900}) for p in points]
-    assert len(only(numeric_error(held, CRITERIA)).message) == 400
+    assert len(only(numeric_error(held, GATED)).message) == 400
 
 
 # integrity.work_mismatch
@@ -404,7 +406,7 @@ def test_rules_never_raise_on_odd_data() -> None:
         event("engine_log", "n" * 500, level="error", message="m" * 999, count=math.inf),
     ]
     signals = derive(odd, GUARDED)
-    assert len({s.rule_id for s in signals}) == len(RULES) + 1  # bench_delta speaks for the guardrail too
+    assert len({s.rule_id for s in signals}) == len(RULES)  # no gate is silent; bench_delta speaks twice
     assert judge(signals).kind is VerdictKind.INVALID
 
 
@@ -419,3 +421,20 @@ def test_every_signal_of_a_change_says_where_it_acted() -> None:
     observations = [*guarded(around(1.0)), point(1.0), outcome(), *counts(1e7, 8e6), event("process", "x")]
     for signal in derive(observations, GUARDED):
         assert CHANGED[0] in signal.locations
+
+
+def test_gate_that_said_nothing_is_not_passed() -> None:
+    heard = [outcome("build"), outcome("unit")]
+    silent = only(gate_silent(heard, GATED))
+    assert (silent.role, silent.finding) == ("gate", "abstained")
+    assert "parity" in silent.message
+    assert judge(derive([*heard, *pairs(around(0.8))], GATED)).kind is VerdictKind.INCONCLUSIVE
+
+
+def test_gates_that_all_spoke_are_not_called_silent() -> None:
+    assert gate_silent([outcome("build"), outcome("unit"), point(0.0)], GATED) == []
+
+
+def test_broken_probe_that_is_no_gate_informs_and_does_not_decide() -> None:
+    observations = [outcome("lint", "failed"), *pairs(around(0.8))]
+    assert judge(derive(observations, CRITERIA)).kind is VerdictKind.ACCEPT

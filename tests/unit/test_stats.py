@@ -20,6 +20,7 @@ from scipy.stats import t as student_t
 from feedback.observations import Measurement
 from feedback.signals import Direction
 from feedback.stats import (
+    LEAST_FLOOR,
     MIN_FLOOR_UNITS,
     Finding,
     NoiseFloor,
@@ -487,11 +488,11 @@ def test_floor_from_the_fewest_units_is_of_the_right_size() -> None:
     assert max(floors) < 2.5 * min(floors)
 
 
-def test_floor_does_not_depend_on_a_bias_but_reports_it() -> None:
+def test_floor_is_raised_by_a_bias_and_reports_it() -> None:
     rng = np.random.default_rng(27)
     units = rng.normal(0, SD, 60)
     quiet, biased = noise_floor(tuple(units)), noise_floor(tuple(units + 0.05))
-    assert biased.value == pytest.approx(quiet.value)
+    assert math.log1p(biased.value) == pytest.approx(math.log1p(quiet.value) + biased.bias)
     assert quiet.is_calibrated
     assert not biased.is_calibrated
     assert biased.bias_lo <= 0.05 + fmean(units) <= biased.bias_hi
@@ -514,9 +515,9 @@ def test_floor_needs_enough_units() -> None:
         noise_floor((0.0,) * 29)
 
 
-def test_floor_of_a_machine_without_noise_is_zero() -> None:
+def test_floor_of_a_machine_without_noise_is_not_zero() -> None:
     floor = noise_floor((0.0,) * 30)
-    assert floor == NoiseFloor(0.0, 0.0, 0.0, 0.0, 0.0, 30)
+    assert floor == NoiseFloor(LEAST_FLOOR, 0.0, 0.0, 0.0, 0.0, 30)
     assert floor.is_calibrated
 
 
