@@ -16,7 +16,7 @@ from infra_agent import host, loop, report
 from infra_agent.bench import Site
 from infra_agent.catalogue import check_needs, find_script, find_target
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
-from infra_agent.errors import InfraAgentError, PlatformFailed, WrongUse
+from infra_agent.errors import InfraAgentError, PlatformFailed, TargetInvalid, WrongUse
 from infra_agent.experiment import NOISE_MAX_AGE, Lab, measure_noise
 from infra_agent.journal import Journal
 from infra_agent.launch import read_knobs
@@ -50,6 +50,8 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
     directory = find_target(spec.target)
     target, text = load_target(directory)
     check_needs(target)
+    if reason := target.refusal(read_knobs(directory, target)):
+        raise TargetInvalid(f"{directory}: the launch file is outside the knobs' own domains: {reason}")
     planner = find_script(spec.planner, directory)
     spec = spec.model_copy(update={"target": str(directory), "planner": planner})
     build_planner(spec, settings, None)  # one that can't be built is wrong use, before anything is stored

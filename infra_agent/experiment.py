@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from feedback import stats
 from feedback.criteria import Criteria, MetricCriterion
-from feedback.observations import Measurement, Observation
+from feedback.observations import Measurement, Observation, Scalar
 from feedback.readers.run import read_artefact, steps
 from feedback.rules.derive import derive
 from feedback.signals import CodeLocation, Location, ParamLocation, Signal
@@ -111,9 +110,8 @@ def conduct(lab: Lab, experiment: Experiment) -> Outcome:
     made = make_candidate(lab, experiment.parent_commit, experiment.proposal)
     if isinstance(made, Signal):
         return _refused(experiment, made)
-    commit, patch = made
+    commit, patch, changed = made
     directory = lab.runs / experiment.id
-    changed = locations(lab, experiment, commit)
     shutil.rmtree(directory, ignore_errors=True)  # a run that was cut off is measured from the start
     stage = Stage(name="screen", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 0))
     screened = measure(lab.within(SCREEN_SHARE), stage, directory, changed, SCREEN_ALPHA, experiment.proposal)
@@ -144,20 +142,31 @@ def compare(lab: Lab, experiment: Experiment, baseline: str, candidate: str, pai
     return _outcome(lab, [measured], judge(measured.signals), candidate, patch, False, directory)
 
 
-def make_candidate(lab: Lab, parent: str, proposal: Proposal) -> tuple[str, str] | Signal:
-    """Commit and diff of a change, or the signal that says why it is refused before any sandbox."""
+class Candidate(NamedTuple):
+    """A change made into a commit."""
+
+    commit: str
+    patch: str
+    """Unified diff from the parent, as git says it."""
+    changed: tuple[Location, ...]
+    """Where it acts: its knobs with their old and new values, and its files."""
+
+
+def make_candidate(lab: Lab, parent: str, proposal: Proposal) -> Candidate | Signal:
+    """The candidate's commit, or the signal that says why it is refused before any sandbox."""
     change = proposal.change
+    before: dict[str, Scalar | None] = {}
 
     def edit(tree: Path) -> None:
-        values = {**read_knobs(tree, lab.spec), **change.knobs}
-        if reason := lab.spec.refusal(values):
+        before.update(read_knobs(tree, lab.spec))
+        if reason := lab.spec.refusal({**before, **change.knobs}):
             raise PatchRefused(reason)
         rewrite(tree, lab.spec, change.knobs)
 
     try:
         commit = lab.site.repository.apply(parent, change.patch, edit)
-        changes, patch = lab.site.repository.changes(parent, commit)
-        if reason := protect(changes, lab.spec.editable, lab.spec.protected):
+        files, patch = lab.site.repository.changes(parent, commit)
+        if reason := protect(files, lab.spec.editable, lab.spec.protected):
             raise PatchRefused(reason)
     except (PatchRefused, TargetInvalid) as error:
         place: Location = CodeLocation(file=proposal.hypothesis.location or "the change")
@@ -166,22 +175,9 @@ def make_candidate(lab: Lab, parent: str, proposal: Proposal) -> tuple[str, str]
             message=f"refused before any run: {error}"[:400], locations=(place,),
             next=("propose a change that respects the target's limits",),
         )  # fmt: skip
-    return commit, patch
-
-
-def locations(lab: Lab, experiment: Experiment, commit: str) -> tuple[Location, ...]:
-    """Where a change acts: its knobs with their old and new values, or its files."""
-    change = experiment.proposal.change
-    found: list[Location] = []
-    if change.knobs:
-        with tempfile.TemporaryDirectory(prefix="ia-") as directory:
-            lab.site.repository.checkout(experiment.parent_commit, Path(directory))
-            before = read_knobs(Path(directory), lab.spec)
-        found += [ParamLocation(name=n, value=v, was=before.get(n)) for n, v in change.knobs.items()]
-    if change.patch.strip():
-        files = lab.site.repository.changed(experiment.parent_commit, commit)
-        found += [CodeLocation(file=f.path) for f in files]
-    return tuple(found) or (CodeLocation(file="the change"),)
+    knobs = [ParamLocation(name=n, value=v, was=before.get(n)) for n, v in change.knobs.items()]
+    code = [CodeLocation(file=f.path) for f in files] if change.patch.strip() else []
+    return Candidate(commit, patch, (*knobs, *code))
 
 
 def measure(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from feedback.digest import digest
+from feedback.signals import Signal
 from infra_agent import experiment as experiments
 from infra_agent import host, policy
 from infra_agent.domain import (
@@ -166,7 +167,7 @@ def _conduct(desk: Desk, experiment: Experiment) -> None:
         claim=running.proposal.hypothesis.claim,
         knobs=running.proposal.change.knobs,
     )
-    outcome = _measured(desk, running)
+    outcome = _measured(desk, running, desk.journal())
     finished = running.model_copy(
         update={
             **{name: getattr(outcome, name) for name in Outcome.model_fields if name in Experiment.model_fields},
@@ -191,15 +192,14 @@ def _conduct(desk: Desk, experiment: Experiment) -> None:
     )
 
 
-def _measured(desk: Desk, experiment: Experiment) -> Outcome:
+def _measured(desk: Desk, experiment: Experiment, journal: Journal) -> Outcome:
     """Conduct an experiment by its role, within its part of the time that is left."""
     left = policy.seconds_left(desk.campaign.spec, desk.elapsed_s())
     baseline, candidate = experiment.parent_commit, experiment.commit or experiment.parent_commit
     match experiment.role:
         case "change":
-            if (seen := _seen_before(desk, experiment)) is not None:
+            if (seen := _seen_before(journal, experiment)) is not None:
                 return seen
-            journal = desk.journal()
             original = next((e for e in journal.finished if e.role == "baseline"), None)
             lab = desk.lab.with_reference(original)
             return experiments.conduct(_until(lab, left, policy.conclusion_s(journal)), experiment)
@@ -215,9 +215,9 @@ def _until(lab: Lab, left_s: float | None, reserve_s: float) -> Lab:
     return lab if left_s is None else lab._replace(deadline_s=time.monotonic() + max(0.0, left_s - reserve_s))
 
 
-def _seen_before(desk: Desk, experiment: Experiment) -> Outcome | None:
+def _seen_before(journal: Journal, experiment: Experiment) -> Outcome | None:
     """The refusal of a change that was measured before on the same parent: it costs nothing."""
-    before = Journal(experiments=tuple(e for e in desk.journal().finished if e.number < experiment.number))
+    before = Journal(experiments=tuple(e for e in journal.finished if e.number < experiment.number))
     seen = before.seen(experiment.proposal.change.fingerprint, experiment.parent_commit)
     return experiments.refused_as_seen(experiment, seen) if seen else None
 
@@ -249,7 +249,7 @@ def control_commits(lab: Lab, base: str) -> dict[str, str]:
         knobs = {knob.name: control.knobs.get(knob.name) for knob in lab.spec.knobs}
         proposal = Proposal(hypothesis=Hypothesis(claim=control.name), change=Change(knobs=knobs))
         made = experiments.make_candidate(lab, base, proposal)
-        commits[control.name] = made[0] if isinstance(made, tuple) else base
+        commits[control.name] = base if isinstance(made, Signal) else made.commit
     return commits
 
 
