@@ -46,7 +46,6 @@ def test_llamacpp_campaign_end_to_end(tmp_path: Path) -> None:
     assert "needs flash_attention" in json.dumps(tried[2])
     # How much faster depends on the machine and its mood; that it is measured, and not slower, does not.
     assert tried[3]["verdict"] in ("accept", "inconclusive")
-    shown = subprocess.run(
-        [sys.executable, "-m", "infra_agent.cli", "show", "latest"], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "infra_agent.cli", "show", "latest"]
+    shown = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert "engine-defaults" in shown.stdout
