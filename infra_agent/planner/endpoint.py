@@ -37,6 +37,10 @@ class Patience(NamedTuple):
     """All waiting between the tries of one call together."""
 
 
+SECRET_CHARACTERS = 16
+"""Real keys are longer than this."""
+
+
 class Answered(NamedTuple):
     """A body and how long it took."""
 
@@ -160,7 +164,8 @@ class Endpoint:
         return ModelUnavailable(self._hide(f"the model endpoint {self.address} can't be used: {cause} {remedy}."))
 
     def _hide(self, text: str) -> str:
-        return text.replace(self._key, "***") if self._key else text
+        # A short key is a dummy of a local endpoint; replacing it would garble ordinary words of an answer.
+        return text.replace(self._key, "***") if len(self._key) >= SECRET_CHARACTERS else text
 
 
 def _retry_after(headers: Any) -> float | None:

@@ -60,7 +60,7 @@ def duration(seconds: float) -> str:
 
 def _status(report: Report) -> str:
     if report.stop_reason:
-        return f"{report.state.value}, {report.stop_reason}"
+        return f"{report.state.value}; why it stopped: {report.stop_reason}"
     return "running, or cut off" if report.state.value == "running" else report.state.value
 
 
