@@ -227,7 +227,9 @@ def _use_patch(report: Report) -> str:
     show = f"infra-agent show {report.campaign} --patch"
     if SHIPPED in PurePath(report.directory).parts:  # a working tree of one's own is elsewhere
         return f"{show} > {report.target}.patch  # save the patch"
-    return f"{show} | git -C {shlex.quote(report.directory)} apply  # apply the patch"
+    where = shlex.quote(report.directory)
+    # git skips silently what lies outside its directory, so a target inside a larger repository needs its prefix.
+    return f'{show} | git -C {where} apply --directory="$(git -C {where} rev-parse --show-prefix)"  # apply the patch'
 
 
 def _go_on(report: Report, resume: str) -> Sequence[str]:

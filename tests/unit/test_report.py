@@ -376,7 +376,10 @@ def test_a_quiet_calibrated_campaign_has_no_warnings() -> None:
 def test_next_commands_apply_the_patch_and_raise_a_spent_budget() -> None:
     spent = CampaignSpec(target="/my repo", budget=Budget(experiments=1))
     found = report(accepted(1, LARGE), result=WON, spec=spent)
-    assert found.next[0] == "infra-agent show cmp_1 --patch | git -C '/my repo' apply  # apply the patch"
+    assert found.next[0] == (
+        "infra-agent show cmp_1 --patch | git -C '/my repo' apply "
+        "--directory=\"$(git -C '/my repo' rev-parse --show-prefix)\"  # apply the patch"
+    )
     assert "infra-agent run --resume cmp_1 --experiments 11  # search on" in found.next
     shipped = CampaignSpec(target="/x/infra_agent/shipped_targets/engine")
     assert "--patch > engine.patch" in report(accepted(1, LARGE), result=WON, spec=shipped).next[0]
