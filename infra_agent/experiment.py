@@ -289,7 +289,7 @@ def _criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str,
             )
             for g in lab.spec.guardrails
         ),
-        gates=tuple(p.name for p in lab.spec.probes if p.gate and (gates or p.kind == "build")),
+        gates=tuple(p.name for p in lab.spec.probes if p.kind == "build" or (p.gate and gates)),
         alpha=alpha, looks=probe.looks, floor=floor, floor_known=known, changed=changed, stage=stage,
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -39,5 +40,5 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     data_home = Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     home = Path(given.get("INFRA_AGENT_HOME", data_home / "infra-agent")).expanduser().absolute()
     given["INFRA_AGENT_HOME"] = str(home)
-    given.setdefault("INFRA_AGENT_DATABASE_URL", f"sqlite:///{home / 'infra-agent.db'}")
+    given.setdefault("INFRA_AGENT_DATABASE_URL", f"sqlite:///{quote(str(home / 'infra-agent.db'))}")
     return Settings.model_validate(given)

@@ -128,11 +128,17 @@ class Repository:
 
     def checkout(self, commit: str, destination: Path) -> None:
         """Write the files of a commit into `destination`, without any .git."""
-        archive = self._archive(commit)
         destination.mkdir(parents=True, exist_ok=True)
         try:
-            with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-                tar.extractall(destination, filter="data")
+            # By hand: tarfile's safe extraction came only with Python 3.11.4.
+            for name, (mode, data) in _tar_contents(self._archive(commit)).items():
+                path = destination / os.fsdecode(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if mode == "120000":
+                    path.symlink_to(os.fsdecode(data))
+                else:
+                    path.write_bytes(data)
+                    path.chmod(0o755 if mode == "100755" else 0o644)
         except (tarfile.TarError, OSError) as error:
             raise WorkspaceError(f"{commit[:12]} can't be checked out: {error}") from error
 
