@@ -119,12 +119,12 @@ class Supervision:
     def _run(self) -> None:
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         try:
-            self._popen = self._launch.spawn(status_write)
-        except OSError as error:
-            self._failure = f"the sandbox program could not be started: {error}"
-        finally:
-            os.close(status_write)
-        try:
+            try:
+                self._popen = self._launch.spawn(status_write)
+            except (OSError, ValueError) as error:  # ValueError: a NUL in the command or its environment
+                self._failure = f"the sandbox program could not be started: {error}"
+            finally:
+                os.close(status_write)
             if self._popen is not None:
                 self._supervise(self._popen, status_read)
         except SandboxError as error:

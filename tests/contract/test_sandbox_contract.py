@@ -188,3 +188,11 @@ def test_command_is_hidden_from_no_one_but_its_settings_are(spec: SandboxSpec) -
         process = sandbox.start(python("print('on', flush=True); input()"), env={"TOKEN": "a-secret-value"})
         process.read_line(10.0)
         assert survivors("a-secret-value") == []
+
+
+def test_command_that_cannot_be_started_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    tree, scratch = tmp_path / "tree", tmp_path / "scratch"
+    tree.mkdir()
+    scratch.mkdir()
+    with BubblewrapSandbox(SandboxSpec(tree=tree, scratch=scratch)) as sandbox, pytest.raises(SandboxError):
+        sandbox.exec(["a\0b"])
