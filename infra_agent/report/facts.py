@@ -79,7 +79,7 @@ class Noise(Record):
     minimum_detectable_effect: float | None = None
     """Smallest true gain that a first measurement calls better with 90 % probability; None while unknown."""
     is_biased: bool = False
-    """Identical arms differ on this host: nothing measured here can be trusted."""
+    """Identical arms differ on this host; the floor has been raised by the difference."""
 
 
 class Report(Record):

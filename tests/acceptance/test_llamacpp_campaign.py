@@ -46,6 +46,8 @@ def test_llamacpp_campaign_end_to_end(tmp_path: Path) -> None:
     assert "needs flash_attention" in json.dumps(tried[2])
     # How much faster depends on the machine and its mood; that it was measured in a campaign that went on does not.
     assert tried[3]["outcome"] in ("accept", "inconclusive", "reject")
+    assert tried[3]["effect"]["metric"] == "output_throughput"
+    assert tried[3]["effect"]["ratio_lo"] < tried[3]["effect"]["ratio"] < tried[3]["effect"]["ratio_hi"]
     command = [sys.executable, "-m", "infra_agent.cli", "show", "latest"]
     shown = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert "engine-defaults" in shown.stdout

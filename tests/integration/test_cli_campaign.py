@@ -58,7 +58,7 @@ kind = "microbench"
 method = "slices"
 worker = ["{python}", "worker.py"]
 slice_target_s = 0.004
-looks = [3, 6, 12]
+looks = [6, 12]
 blocks = 2
 budget_s = 60
 default_margin = 0.05
@@ -238,7 +238,7 @@ def test_a_campaign_ends_with_an_accepted_change_and_its_interval(finished: tupl
     assert outcomes[2] == "accept"
     assert report["tried"][2]["confirmed"]
     effect = report["comparisons"][0]["effect"]
-    assert 0 < effect["ratio_lo"] < effect["ratio_hi"] < 1
+    assert 0 < effect["ratio_lo"] < effect["ratio_hi"] < 0.5
     assert report["knobs"] == [{"name": "copies", "was": 16, "now": 1, "engine_default": 2}]
     assert [c["against"] for c in report["comparisons"]] == ["the original launch.toml", "engine-defaults"]
 
