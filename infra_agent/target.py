@@ -212,7 +212,7 @@ class SlicesProbe(_Probe):
     params: dict[str, Scalar] = {}
     slice_target_s: Positive = 0.012
     slice_timeout_s: Positive = 20.0
-    looks: Looks = (5, 10, 20)
+    looks: Looks = (5, 10, 20, 40)
     blocks: Count = 7
     pinned: bool = True
     """Pin both arms to the same CPU."""
