@@ -24,7 +24,8 @@ class MetricCriterion(Record):
 class Criteria(Record):
     """Everything `derive` needs to know beside the observations."""
 
-    objective: MetricCriterion
+    objective: MetricCriterion | None = None
+    """None where two things are compared without a goal: then nothing has a role in a verdict."""
     guardrails: tuple[MetricCriterion, ...] = ()
     gates: tuple[str, ...] = ()
     """Names of the probes that a candidate must pass."""
@@ -35,6 +36,11 @@ class Criteria(Record):
     changed: tuple[Location, ...]
     """Where the change acts: its knobs and files."""
     stage: str = "screen"
+
+    @property
+    def judged(self) -> tuple[MetricCriterion, ...]:
+        """The metrics that decide: the objective, if there is one, and the guardrails."""
+        return (*((self.objective,) if self.objective else ()), *self.guardrails)
 
     def role_of(self, probe: str) -> Literal["gate", "information"]:
         """Whether what a probe finds decides over the change, or only informs."""

@@ -64,3 +64,13 @@ def place(location: Location) -> str:
             return f"{location.arm} {location.role}"
         case "host":
             return "this host" + (f", CPUs {location.cpus}" if location.cpus else "")
+        case "kernel":
+            return f"kernel {location.name}" + (f" ({location.source})" if location.source else "")
+        case "thread":
+            return f"thread {location.name} of {location.process}"
+        case "interval":
+            return f"{location.track} {location.start_ns / 1e6:.3f}..{location.end_ns / 1e6:.3f} ms" + (
+                f" and {location.n - 1} more" if location.n > 1 else ""
+            )
+        case "region":
+            return f"{location.tensor}[{location.region or ''}{'' if location.index is None else location.index}]"

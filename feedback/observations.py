@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
+from feedback.spans import Spans, Stacks
 from sandboxes.results import ArmName, Record
 
 Scalar = str | int | float | bool
+
+
+class Source(Record):
+    """Where in a file a fact stands, so that it can be looked up again."""
+
+    file: str
+    """Name of the file, as given to the reader."""
+    line: int | None = None
+    """Counted from 1."""
+    byte_start: int | None = None
+    byte_end: int | None = None
+    query: str = ""
+    """What gets the number out of the file: a JSON pointer, an SQL query, a metric's name."""
 
 
 class Measurement(Record):
@@ -17,18 +29,25 @@ class Measurement(Record):
     kind: Literal["measurement"] = "measurement"
     probe: str
     metric: str
-    """`slice_time_s`, `instructions`, or a metric name of `vllm bench serve`."""
+    """`slice_time_s`, `instructions`, or a metric name of `vllm bench serve`. The unit stands in the name."""
     value: float
     arm: ArmName
     stage: str = "screen"
     pair: int = 0
-    """Which fresh process pair: the statistical unit."""
+    """Which fresh process pair, or which fresh process of an unpaired measurement: the statistical unit."""
     block: int = 0
-    """Which A B B A (or B A A B) block inside the pair."""
+    """Which A B B A (or B A A B) block inside the pair; the round inside a process of an unpaired one."""
     position: int = 0
     """0..3 inside the block."""
     disturbed: bool = False
     """Whether this pair was contended and repeated; kept as a record, never used as a unit."""
+    paired: bool = True
+    """Whether the arms were interleaved; False for a file that holds one arm alone."""
+    case: dict[str, Scalar] = {}
+    """What was measured: the benchmark's name under `benchmark`, its shapes and parameters, `function`."""
+    warmup: bool = False
+    """Whether the tool itself calls it a warm-up."""
+    source: Source | None = None
 
 
 class TestOutcome(Record):
@@ -37,10 +56,17 @@ class TestOutcome(Record):
     kind: Literal["test"] = "test"
     probe: str
     name: str
-    outcome: Literal["passed", "failed", "error"]
+    outcome: Literal["passed", "failed", "error", "skipped"]
     message: str = ""
     arm: ArmName = "candidate"
     stage: str = "screen"
+    file: str = ""
+    """Where it fails first, or where it is defined; empty if the format doesn't say."""
+    line: int | None = None
+    duration_s: float | None = None
+    attempt: int = 0
+    """Which run of the same test, from 0."""
+    source: Source | None = None
 
 
 class ParityPoint(Record):
@@ -49,14 +75,19 @@ class ParityPoint(Record):
     kind: Literal["parity"] = "parity"
     probe: str
     case: dict[str, Scalar]
-    """The condition: shape, seed, text."""
+    """The condition: shapes (`T`, `K`, ...), seed, text, `dtype`, `partition` (1 = unpartitioned), `batch`,
+    `region` (such as `rank 1`), `index` (first index of the region)."""
     tensor: str
     measure: str
     """`rms_ratio`, `max_abs`, `mean_abs_logprob_delta`, `top1_disagreement`."""
     value: float
-    tolerance: float
+    tolerance: float | None
+    """Largest allowed value; None where the file states none."""
+    reference: Literal["golden", "unpartitioned", "baseline"] = "golden"
+    """What the value is a distance from."""
     arm: ArmName = "candidate"
     stage: str = "screen"
+    source: Source | None = None
 
 
 class RuntimeEvent(Record):
@@ -65,13 +96,18 @@ class RuntimeEvent(Record):
     kind: Literal["event"] = "event"
     probe: str
     source: str
-    """`engine_log`, `metrics`, `process`, `contention`."""
+    """`engine_log`, `metrics`, `process`, `contention`, `gc`, `warnings`, `jit`, `cgroup`, `events`."""
     name: str
     level: Literal["error", "warning", "note"] = "note"
     message: str = ""
     count: float = 1
+    """How often; for a gauge or a counter, its value."""
+    at_s: float | None = None
+    """When, in seconds on the file's own clock; None if it doesn't say or it stands for several."""
+    duration_s: float | None = None
     arm: ArmName = "candidate"
     stage: str = "screen"
+    place: Source | None = None
 
 
-Observation = Annotated[Measurement | TestOutcome | ParityPoint | RuntimeEvent, Field(discriminator="kind")]
+Observation = Measurement | TestOutcome | ParityPoint | RuntimeEvent | Spans | Stacks

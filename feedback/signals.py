@@ -61,9 +61,69 @@ class HostLocation(Record):
     cpus: tuple[int, ...] = ()
 
 
+class KernelLocation(Record):
+    """A device kernel, or a compiled function that plays its part on a CPU."""
+
+    kind: Literal["kernel"] = "kernel"
+    name: str
+    source: str = ""
+    """file:line, where known."""
+
+
+class ThreadLocation(Record):
+    """A thread of a process, or a queue of a device."""
+
+    kind: Literal["thread"] = "thread"
+    process: str
+    name: str
+    tid: int | None = None
+
+
+class IntervalLocation(Record):
+    """A stretch of a trace."""
+
+    kind: Literal["interval"] = "interval"
+    track: str
+    start_ns: int
+    end_ns: int
+    clock: str = "unknown"
+    n: int = 1
+    """How many stretches this one stands for."""
+
+
+class RegionLocation(Record):
+    """A part of a tensor."""
+
+    kind: Literal["region"] = "region"
+    tensor: str
+    region: str = ""
+    """Such as `rank 1` or `chunk 17`."""
+    index: int | None = None
+    """First index that is beyond the budget."""
+
+
 Location = Annotated[
-    CodeLocation | ParamLocation | InputLocation | ProcessLocation | HostLocation, Field(discriminator="kind")
+    CodeLocation
+    | ParamLocation
+    | InputLocation
+    | ProcessLocation
+    | HostLocation
+    | KernelLocation
+    | ThreadLocation
+    | IntervalLocation
+    | RegionLocation,
+    Field(discriminator="kind"),
 ]
+
+
+class Quantity(Record):
+    """A number that was measured or expected, with its unit and how sure it is."""
+
+    name: str
+    value: float
+    unit: str = ""
+    lo: float | None = None
+    hi: float | None = None
 
 
 class Effect(Record):
@@ -105,7 +165,16 @@ class Evidence(Record):
     """Where the numbers behind a signal lie."""
 
     artefact: str
+    """Name of the file."""
     detail: str = ""
+    """What to look at in it, in words."""
+    line: int | None = None
+    byte_start: int | None = None
+    byte_end: int | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    query: str = ""
+    """What gets the number out of the file again."""
 
 
 class Cause(Record):
@@ -113,6 +182,8 @@ class Cause(Record):
 
     text: str
     support: Literal["weak", "moderate", "strong"] = "moderate"
+    explains: float | None = None
+    """Share of the effect that it would explain, 0..1, where it can be computed."""
     refutable_by: str = ""
 
 
@@ -126,10 +197,17 @@ class Signal(Record):
     message: str = Field(max_length=400)
     locations: tuple[Location, ...] = Field(min_length=1)
     effect: Effect | None = None
+    measured: tuple[Quantity, ...] = ()
+    expected: tuple[Quantity, ...] = ()
+    """What was expected instead, by the same names as in `measured`."""
     reason: str = ""
     """Why, when inconclusive or abstained."""
     causes: tuple[Cause, ...] = ()
+    """Most likely first."""
+    caveats: tuple[str, ...] = ()
+    """What would make it wrong."""
     next: tuple[str, ...] = ()
+    """Cheapest first."""
     evidence: tuple[Evidence, ...] = ()
     role: Literal["objective", "guardrail", "gate", "information"] = "information"
     """What the verdict uses it for."""
@@ -148,12 +226,15 @@ class Signal(Record):
             raise ValueError(f"{self.rule_id}: `{self.finding}` needs an effect with an interval")
         if self.finding in ("inconclusive", "abstained") and not self.reason:
             raise ValueError(f"{self.rule_id}: `{self.finding}` needs a reason")
+        if any(c.support == "strong" and c.explains is not None and c.explains < 0.5 for c in self.causes):
+            raise ValueError(f"{self.rule_id}: a strong cause explains at least half of the effect")
         return self
 
     @property
     def fingerprint(self) -> str:
-        """Identity across runs: the rule and its places, without values and seeds."""
-        places = [location.model_dump(exclude={"value", "was"}) for location in self.locations]
+        """Identity across runs: the rule and its places, without values, times, thread ids and seeds."""
+        passing = {"value", "was", "start_ns", "end_ns", "tid", "n"}
+        places = [{"kind": p.kind, **p.model_dump(exclude=passing, exclude_defaults=True)} for p in self.locations]
         for place in places:
             if isinstance(condition := place.get("condition"), dict):
                 condition.pop("seed", None)

@@ -246,14 +246,16 @@ def _order(spec: TargetSpec, proposal: Proposal | None, gates: bool) -> list[Pro
 def _clear(bench: Bench, probe: Probe, criteria: Criteria) -> Callable[[], bool]:
     """Whether the objective and every guardrail are decided, asked between pairs."""
 
+    objective = criteria.objective
+
     def clear() -> bool:
-        if probe.name != criteria.objective.probe:
+        if objective is None or probe.name != objective.probe:
             return True  # what another probe measures has no rule of its own: the first look must do
         artefact = next(a for a in bench.artefacts if a.probe == probe.name and a.format in ("slices", "load"))
         measured = [o for o in read_artefact(bench.run_directory, artefact) if isinstance(o, Measurement)]
         try:
-            units = stats.paired_units(measured, criteria.objective.metric, criteria.stage).values
-            finding = stats.look(units, criteria.rule(criteria.objective))
+            units = stats.paired_units(measured, objective.metric, criteria.stage).values
+            finding = stats.look(units, criteria.rule(objective))
             if finding is not Finding.BETTER:
                 return finding is not Finding.UNDECIDED
             return all(_guardrail_decided(measured, g, criteria) for g in criteria.guardrails)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feedback.observations import Observation, RuntimeEvent, TestOutcome
-from feedback.readers import callgrind, engine_log, load, logprobs, outputs, prometheus, slices
+from feedback.readers import formats
 from sandboxes.results import Artefact, Run, StepResult
 
 
@@ -21,27 +21,11 @@ def read(run: Run) -> list[Observation]:
 
 def read_artefact(directory: Path, artefact: Artefact) -> list[Observation]:
     """The observations in one artefact. Formats that only people read give none."""
-    path, probe, stage = directory / artefact.path, artefact.probe, artefact.stage
-    arm = artefact.arm or "candidate"
-    found: Sequence[Observation]
-    match artefact.format:
-        case "slices":
-            found = slices.read(path, probe, stage)
-        case "outputs":
-            found = outputs.read(path, probe, stage)
-        case "load":
-            found = load.read(path, probe, stage)
-        case "logprobs":
-            found = logprobs.read(path, probe, stage)
-        case "callgrind":
-            found = callgrind.read(path, probe, stage, arm)
-        case "prometheus":
-            found = prometheus.read(path, probe, stage, arm)
-        case "engine_log":
-            found = engine_log.read(path, probe, stage, arm)
-        case _:
-            found = ()
-    return list(found)
+    format = formats.named(artefact.format)
+    if format is None:
+        return []
+    path = directory / artefact.path
+    return list(format.read(path, artefact.probe, artefact.stage, artefact.arm or "candidate"))
 
 
 def steps(results: Sequence[StepResult]) -> list[Observation]:

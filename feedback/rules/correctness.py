@@ -6,10 +6,16 @@ from collections.abc import Sequence
 
 from feedback.criteria import Criteria
 from feedback.observations import Observation, TestOutcome
+from feedback.rules import rule
 from feedback.signals import ProcessLocation, Signal
 
 
-def test_fail(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+@rule(
+    "correctness.test_fail",
+    says="all tests of a probe passed, or which failed and how",
+    needs="test outcomes",
+)
+def failed_tests(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """One signal a probe: all its tests passed, or which failed and how."""
     outcomes = [
         o for o in observations if isinstance(o, TestOutcome) and o.arm == "candidate" and o.stage == criteria.stage
@@ -44,6 +50,11 @@ def test_fail(observations: Sequence[Observation], criteria: Criteria) -> list[S
     return signals
 
 
+@rule(
+    "correctness.gate_silent",
+    says="a gate left no result, so it has not been passed",
+    needs="the criteria",
+)
 def gate_silent(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """A gate of which nothing was heard has not been passed."""
     heard = {o.probe for o in observations if o.stage == criteria.stage}
@@ -60,6 +71,3 @@ def gate_silent(observations: Sequence[Observation], criteria: Criteria) -> list
         for probe in criteria.gates
         if probe not in heard
     ]
-
-
-test_fail.__test__ = False  # type: ignore[attr-defined]  # a rule's name, not a pytest test

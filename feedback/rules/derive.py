@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from feedback.criteria import Criteria
 from feedback.observations import Observation
-from feedback.rules import correctness, parity, performance, stability
+from feedback.rules import Rule, correctness, parity, performance, stability
 from feedback.signals import Signal
 
-RULES = (
+RULES: tuple[Rule, ...] = (
     parity.work_mismatch,
     stability.tool_error,
-    correctness.test_fail,
+    correctness.failed_tests,
     correctness.gate_silent,
     parity.numeric_error,
     performance.bench_delta,

@@ -7,27 +7,41 @@ from collections.abc import Sequence
 
 from feedback.criteria import Criteria
 from feedback.observations import Observation, ParityPoint
+from feedback.rules import rule
 from feedback.signals import InputLocation, Signal
 
 MAX_LOCATED = 3
 """Cases that are named one by one; the rest are counted."""
 
 
+@rule(
+    "parity.numeric_error",
+    says="the outputs of a probe are within tolerance of the truth, or where they are not",
+    needs="parity points with a tolerance",
+)
 def numeric_error(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """One signal a probe: the candidate's errors are within tolerance, or where they are not."""
     points = [
         o
         for o in observations
-        if isinstance(o, ParityPoint) and o.stage == criteria.stage and o.arm == "candidate" and o.tensor != "check"
+        if isinstance(o, ParityPoint)
+        and o.stage == criteria.stage
+        and o.arm == "candidate"
+        and o.tensor != "check"
+        and o.tolerance is not None
     ]
     signals = []
     for probe in sorted({p.probe for p in points}):
         of_probe = [p for p in points if p.probe == probe]
-        broken = sorted((p for p in of_probe if not p.value <= p.tolerance), key=lambda p: -_excess(p))
+        broken = sorted((p for p in of_probe if not p.value <= _allowed(p)), key=lambda p: -_excess(p))
         signals.append(
             _violated(probe, broken, len(of_probe), criteria) if broken else _held(probe, of_probe, criteria)
         )
     return signals
+
+
+def _allowed(point: ParityPoint) -> float:
+    return math.inf if point.tolerance is None else point.tolerance
 
 
 def _excess(point: ParityPoint) -> float:
@@ -39,7 +53,7 @@ def _held(probe: str, points: Sequence[ParityPoint], criteria: Criteria) -> Sign
     return Signal(
         rule_id="parity.numeric_error", level="note", finding="holds", role=criteria.role_of(probe),
         message=f"{probe}: all {len(points)} comparisons within tolerance; worst {worst.tensor} "
-        f"{worst.measure} {worst.value:.3g} of {worst.tolerance:.3g} allowed"[:400],
+        f"{worst.measure} {worst.value:.3g} of {_allowed(worst):.3g} allowed"[:400],
         locations=criteria.changed,
     )  # fmt: skip
 
@@ -51,7 +65,7 @@ def _violated(probe: str, broken: Sequence[ParityPoint], n: int, criteria: Crite
     return Signal(
         rule_id="parity.numeric_error", level="error", finding="violates", role=criteria.role_of(probe),
         message=f"{probe}: {len(broken)} of {n} comparisons beyond tolerance ({', '.join(tensors)[:80]}); worst "
-        f"{worst.tensor} {worst.measure} {worst.value:.3g}, allowed {worst.tolerance:.3g}, "
+        f"{worst.tensor} {worst.measure} {worst.value:.3g}, allowed {_allowed(worst):.3g}, "
         f"at {_condition(worst)}"[:400],
         locations=(*cases, *criteria.changed),
         next=("find the smallest case that differs and compare step by step with the parent",),
@@ -62,13 +76,18 @@ def _condition(point: ParityPoint) -> str:
     return " ".join(f"{k}={v}" for k, v in point.case.items())
 
 
+@rule(
+    "integrity.work_mismatch",
+    says="for the same seeds the arms gave different results, so their times do not compare the same work",
+    needs="slice records with checksums",
+)
 def work_mismatch(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """The arms' checksums of the same slices must agree, or the times compare different work."""
     signals = []
     for o in observations:
         if not isinstance(o, ParityPoint) or o.tensor != "check" or o.stage != criteria.stage:
             continue
-        if o.value <= o.tolerance:
+        if o.value <= _allowed(o):
             continue
         signals.append(
             Signal(
@@ -76,7 +95,7 @@ def work_mismatch(observations: Sequence[Observation], criteria: Criteria) -> li
                 level="error",
                 finding="violates",
                 message=f"{o.probe}: for the same seeds the arms' results differ by {o.value:.3g} (allowed "
-                f"{o.tolerance:.3g}): their times don't compare the same work",
+                f"{_allowed(o):.3g}): their times don't compare the same work",
                 locations=criteria.changed,
             )
         )

@@ -9,6 +9,7 @@ from typing import Literal
 
 from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Measurement, Observation
+from feedback.rules import rule
 from feedback.signals import Effect, Finding, Quality, Signal
 from feedback.stats import (
     Finding as Look,
@@ -28,12 +29,18 @@ REAL_CHANGE_OF_WORK = 0.001
 """Instruction counts of the same binary repeat to about 0.02 %; beyond 0.1 % the work itself changed."""
 
 
+@rule(
+    "performance.bench_delta",
+    "performance.guardrail",
+    says="effect on the objective and on each guardrail, with an interval over fresh pairs",
+    needs="paired measurements",
+)
 def bench_delta(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """The objective and every guardrail whose probe was measured in pairs; what the probe says nothing of, or
     nothing possible, is abstained from, so that no guardrail holds by silence."""
     measurements = [o for o in observations if isinstance(o, Measurement) and o.stage == criteria.stage]
     signals = []
-    for criterion in (criteria.objective, *criteria.guardrails):
+    for criterion in criteria.judged:
         of_probe = [m for m in measurements if m.probe == criterion.probe]
         if not of_probe:
             continue
@@ -45,7 +52,7 @@ def bench_delta(observations: Sequence[Observation], criteria: Criteria) -> list
         if not units.values:
             signals.append(_abstained(criterion, criteria, "no undisturbed, complete pair holds it"))
         elif criterion is criteria.objective:
-            signals.append(_objective(units, criteria))
+            signals.append(_objective(units, criterion, criteria))
         else:
             signals.append(_guardrail(units, criterion, criteria))
     return signals
@@ -78,8 +85,7 @@ def effect(units: Units, criterion: MetricCriterion, criteria: Criteria) -> Effe
     )  # fmt: skip
 
 
-def _objective(units: Units, criteria: Criteria) -> Signal:
-    criterion = criteria.objective
+def _objective(units: Units, criterion: MetricCriterion, criteria: Criteria) -> Signal:
     rule = criteria.rule(criterion)
     found = effect(units, criterion, criteria)
     finding = look(units.values, rule)
@@ -136,6 +142,11 @@ def gain_text(found: Effect) -> str:
     return f"{found.improvement:+.1%} [{lo:+.1%}, {hi:+.1%}]"
 
 
+@rule(
+    "performance.instructions",
+    says="whether the amount of work changed, by executed instructions",
+    needs="callgrind totals",
+)
 def instructions(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """Whether the amount of work changed, by executed instructions: deterministic, so one run each suffices."""
     counts: dict[tuple[str, str], list[float]] = {}

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 
 from feedback.criteria import Criteria
 from feedback.observations import Observation, RuntimeEvent
+from feedback.rules import rule
 from feedback.signals import HostLocation, ProcessLocation, Signal
 
 
+@rule(
+    "stability.tool_error",
+    says="the candidate crashed, hung, hit a limit or refused to start",
+    needs="steps of a run",
+)
 def tool_error(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """The candidate's process crashed, hung, hit a limit or refused to start."""
     return [
@@ -26,6 +32,11 @@ def tool_error(observations: Sequence[Observation], criteria: Criteria) -> list[
     ]
 
 
+@rule(
+    "stability.env_contention",
+    says="others used the measured CPUs while pairs were measured",
+    needs="pair records",
+)
 def env_contention(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """Pairs that others disturbed: how many were measured again, and how many had to be kept."""
     events = [
@@ -51,6 +62,11 @@ def env_contention(observations: Sequence[Observation], criteria: Criteria) -> l
     ]
 
 
+@rule(
+    "stability.runtime_event",
+    says="the engine logged or counted something more often in the candidate than in the baseline",
+    needs="engine logs, Prometheus scrapes",
+)
 def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """What the engine logged or counted in the candidate's arm and not as often in the baseline's."""
     totals: dict[tuple[str, str], Counter[str]] = {}

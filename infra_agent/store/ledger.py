@@ -25,6 +25,8 @@ from infra_agent.store.failures import translated
 
 _CONTENT = {"sha256", "size_bytes", "media_type"}
 """Fields of a StoredArtefact that tell of its content, not of its place in a run."""
+_OF_A_SAMPLE = set(Measurement.model_fields) & set(tables.sample.c.keys())
+"""What is stored of a Measurement; the rest holds only for files that were not measured in pairs."""
 _FINISHED = [state.value for state in State if state.is_finished]
 
 
@@ -112,7 +114,7 @@ class Ledger:
             raise ValueError(f"{experiment.id} is {experiment.state}: only complete or pruned is an outcome")
         self._replace(experiment)
         owner = {"experiment_id": experiment.id}
-        self._write_all(tables.sample, [owner | sample.model_dump(exclude={"kind"}) for sample in samples])
+        self._write_all(tables.sample, [owner | sample.model_dump(include=_OF_A_SAMPLE) for sample in samples])
         added = {"created_at": now()}
         contents = {a.sha256: added | a.model_dump(include=_CONTENT) for a in artefacts}
         self._write_new(tables.artefact, list(contents.values()))
@@ -133,7 +135,7 @@ class Ledger:
     def samples(self, experiment_id: str) -> tuple[Measurement, ...]:
         """The raw measurements of an experiment in the order they were given."""
         table = tables.sample
-        query = select(*(table.c[name] for name in Measurement.model_fields if name != "kind"))
+        query = select(*(table.c[name] for name in sorted(_OF_A_SAMPLE)))
         found = self._rows(query.where(table.c.experiment_id == experiment_id).order_by(table.c.id))
         return tuple(Measurement.model_validate(row) for row in found)
 

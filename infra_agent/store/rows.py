@@ -111,5 +111,5 @@ def read_experiment(row: Row, signals: Iterable[Signal]) -> Experiment:
 
 
 def read_signal(row: Row) -> Signal:
-    """The signal of a row."""
-    return Signal.model_validate({name: row[name] for name in Signal.model_fields})
+    """The signal of a row. A column that came with a later version is null in the rows of before."""
+    return Signal.model_validate({name: row[name] for name in Signal.model_fields if row[name] is not None})

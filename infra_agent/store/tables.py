@@ -174,6 +174,9 @@ signal = Table(
     Column("causes", Json, nullable=False),
     Column("next", Json, nullable=False),
     Column("evidence", Json, nullable=False),
+    Column("measured", Json),
+    Column("expected", Json),
+    Column("caveats", Json),
 )
 
 sample = Table(

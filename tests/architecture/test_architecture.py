@@ -23,6 +23,7 @@ PACKAGES = ("sandboxes", "feedback", "infra_agent")
 
 LAYERS = {
     "feedback": (
+        {"spans"},
         {"observations"},
         {"signals"},
         {"stats", "verdict", "digest", "readers"},
@@ -56,7 +57,7 @@ HOMES = {
     "gguf": ("sandboxes.tokens",),
     "tiktoken": ("sandboxes.tokens",),
     "scipy": ("feedback.stats",),
-    "numpy": ("feedback.stats", "feedback.readers"),
+    "numpy": ("feedback",),
     "prometheus_client": ("feedback.readers.prometheus",),
     "pytest": ("sandboxes.testing",),
     "pydantic": PACKAGES,

@@ -32,7 +32,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "9999"
-down_revision = "0001"
+down_revision = "0002"
 
 
 def upgrade() -> None:

@@ -11,8 +11,7 @@ import pytest
 from feedback import observations as facts
 from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Measurement, Observation, ParityPoint, RuntimeEvent
-from feedback.rules.correctness import gate_silent
-from feedback.rules.correctness import test_fail as tests_failed
+from feedback.rules.correctness import failed_tests, gate_silent
 from feedback.rules.derive import RULES, derive
 from feedback.rules.parity import numeric_error, work_mismatch
 from feedback.rules.performance import bench_delta, gain_text, instructions
@@ -73,7 +72,7 @@ def only(signals: Sequence[Signal]) -> Signal:
 
 
 def test_failed_command_is_a_broken_gate() -> None:
-    signal = only(tests_failed([outcome(result="failed"), outcome(result="error")], GATED))
+    signal = only(failed_tests([outcome(result="failed"), outcome(result="error")], GATED))
     assert (signal.rule_id, signal.role, signal.finding, signal.level) == (
         "correctness.test_fail", "gate", "violates", "error",
     )  # fmt: skip
@@ -82,7 +81,7 @@ def test_failed_command_is_a_broken_gate() -> None:
 
 
 def test_passed_commands_hold_probe_by_probe() -> None:
-    signals = tests_failed([outcome("build"), outcome("unit"), outcome("unit")], GATED)
+    signals = failed_tests([outcome("build"), outcome("unit"), outcome("unit")], GATED)
     assert [(s.message, s.finding, s.role) for s in signals] == [
         ("build: passed (1)", "holds", "gate"),
         ("unit: passed (2)", "holds", "gate"),
@@ -91,13 +90,13 @@ def test_passed_commands_hold_probe_by_probe() -> None:
 
 def test_failures_of_the_baseline_and_of_other_stages_are_not_the_candidates() -> None:
     failed = [outcome(result="failed", arm="baseline"), outcome(result="failed", stage="confirm")]
-    assert tests_failed(failed, GATED) == []
-    assert only(tests_failed(failed, make_criteria(stage="confirm"))).finding == "violates"
+    assert failed_tests(failed, GATED) == []
+    assert only(failed_tests(failed, make_criteria(stage="confirm"))).finding == "violates"
 
 
 def test_long_output_of_a_test_is_cut() -> None:
     failed = outcome(result="failed", message="x" * 5000)
-    assert len(only(tests_failed([failed], CRITERIA)).message) == 400
+    assert len(only(failed_tests([failed], CRITERIA)).message) == 400
 
 
 # parity.numeric_error
