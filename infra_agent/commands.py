@@ -162,7 +162,7 @@ def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, sa
 
 
 def _noise(find: Callable[..., NoiseUnits | None], fingerprint: str, spec: TargetSpec) -> NoiseUnits | None:
-    return find(fingerprint, spec.name, spec.objective.probe, spec.objective.metric, NOISE_MAX_AGE)
+    return find(fingerprint, spec.name, spec.noise_probe, spec.objective.metric, NOISE_MAX_AGE)
 
 
 def make_lab(

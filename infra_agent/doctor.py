@@ -220,7 +220,7 @@ def _database(settings: Settings) -> Iterator[Check]:
             for spec in _targets([c.target_toml for c in campaigns]):
                 objective = spec.objective
                 units = ledger.noise_units(
-                    host.fingerprint(), spec.name, objective.probe, objective.metric, NOISE_MAX_AGE
+                    host.fingerprint(), spec.name, spec.noise_probe, objective.metric, NOISE_MAX_AGE
                 )
                 yield _noise(spec, len(units.units) if units else 0)
     except InfraAgentError as error:

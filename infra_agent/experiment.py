@@ -291,6 +291,7 @@ def _criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str,
         ),
         gates=tuple(p.name for p in lab.spec.probes if p.kind == "build" or (p.gate and gates)),
         alpha=alpha, looks=probe.looks, floor=floor, floor_known=known, changed=changed, stage=stage,
+        side_by_side=probe.side_by_side,
     )  # fmt: skip
 
 
@@ -371,7 +372,7 @@ def measure_noise(lab: Lab, base: str, pairs: int, host_fingerprint: str) -> Noi
     samples = [o for o in measured.observations if isinstance(o, Measurement)]
     units = stats.paired_units(samples, objective.metric).values
     return NoiseUnits(
-        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=objective.probe,
+        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=lab.spec.noise_probe,
         metric=objective.metric, direction=objective.direction, units=units,
     )  # fmt: skip
 
@@ -383,6 +384,6 @@ def noise_units(lab: Lab, outcome: Outcome, host_fingerprint: str) -> NoiseUnits
     if not units or not all(math.isfinite(u) for u in units):
         return None
     return NoiseUnits(
-        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=objective.probe,
+        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=lab.spec.noise_probe,
         metric=objective.metric, direction=objective.direction, units=units,
     )  # fmt: skip

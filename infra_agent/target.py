@@ -5,6 +5,7 @@ Reads and validates; runs nothing. Every error names the file and, where it can 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from itertools import pairwise
@@ -216,6 +217,8 @@ class SlicesProbe(_Probe):
     blocks: Count = 7
     pinned: bool = True
     """Pin both arms to the same CPU."""
+    side_by_side: bool = True
+    """Whether both arms can live at once; if not, fresh runs follow each other in the order A B B A."""
     max_repeats: int = Field(default=5, ge=0)
     """Disturbed pairs that are measured again before contention is taken as this host's condition."""
     check_tolerance: Positive = 1e-4
@@ -250,6 +253,9 @@ class LoadProbe(_Probe):
     tpot_slo_ms: Positive = 200.0
     looks: Looks = (3, 5, 10)
     blocks: Count = 3
+    side_by_side: bool = True
+    """Whether both arms' servers can live at once; if not (one accelerator, one fixed port), fresh servers follow
+    each other in the order A B B A."""
     warmup_slices: int = Field(default=1, ge=0)
     max_repeats: int = Field(default=1, ge=0)
     """Disturbed pairs that are measured again; a pair of servers is dear."""
@@ -288,6 +294,10 @@ class LaunchFile(Record):
 
     path: str
     format: Literal["toml"] = "toml"
+
+
+_NOT_MEASURING = {"description", "covers", "cost_s", "gate", "looks", "budget_s", "max_repeats", "default_margin"}
+"""Fields of a probe that don't touch what one pair measures."""
 
 
 class TargetSpec(Record):
@@ -360,6 +370,14 @@ class TargetSpec(Record):
         """The probe of that name. Raises KeyError."""
         return {p.name: p for p in self.probes}[name]
 
+    @property
+    def noise_probe(self) -> str:
+        """The objective's probe as A/A units are stored for it: its name and a digest of how it measures, for units
+        of another worker, schedule or load say nothing of this one."""
+        probe = self.probe(self.objective.probe)
+        text = probe.model_dump_json(exclude=_NOT_MEASURING)
+        return f"{probe.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
     def knob(self, name: str) -> Knob | None:
         """The knob of that name, if there is one."""
         return next((k for k in self.knobs if k.name == name), None)
@@ -383,6 +401,7 @@ def schedule(spec: TargetSpec, probe: PairedProbe, cpus: tuple[int, ...]) -> Sch
     return Schedule(
         looks=probe.looks, blocks=probe.blocks, budget_s=probe.budget_s,
         warmup_slices=warmup, max_repeats=probe.max_repeats, cpus=pinned, limit=spec.contention,
+        side_by_side=probe.side_by_side,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from feedback.stats import (
 )
 
 METHOD = "Student t over fresh process pairs (median of interleaved ABBA blocks)"
+METHOD_IN_TURN = "Student t over groups of four fresh runs in the order ABBA (median over their slices)"
 REAL_CHANGE_OF_WORK = 0.001
 """Instruction counts of the same binary repeat to about 0.02 %; beyond 0.1 % the work itself changed."""
 
@@ -72,7 +73,7 @@ def effect(units: Units, criterion: MetricCriterion, criteria: Criteria) -> Effe
         metric=criterion.metric, direction=criterion.direction,
         baseline=units.baseline, measured=units.candidate,
         ratio=math.exp(i.mean), ratio_lo=math.exp(i.lo), ratio_hi=math.exp(i.hi),
-        confidence=i.confidence, method=METHOD,
+        confidence=i.confidence, method=METHOD if criteria.side_by_side else METHOD_IN_TURN,
         n_units=len(units.values), n_observations=units.n_observations,
         floor=criteria.floor, floor_known=criteria.floor_known, quality=quality,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from feedback.rules.correctness import gate_silent
 from feedback.rules.correctness import test_fail as tests_failed
 from feedback.rules.derive import RULES, derive
 from feedback.rules.parity import numeric_error, work_mismatch
-from feedback.rules.performance import bench_delta, gain_text, instructions
+from feedback.rules.performance import METHOD, METHOD_IN_TURN, bench_delta, gain_text, instructions
 from feedback.rules.stability import env_contention, runtime_event, tool_error
 from feedback.signals import CodeLocation, HostLocation, InputLocation, ProcessLocation, Signal
 from feedback.verdict import VerdictKind, judge
@@ -211,6 +211,13 @@ def test_one_pair_decides_nothing() -> None:
     signal = only(bench_delta(list(pairs([0.5])), CRITERIA))
     assert (signal.finding, signal.effect) == ("inconclusive", None)
     assert signal.message == "slice_time_s: too few pairs: undecided"
+
+
+def test_arms_that_ran_in_turn_are_said_to_have_done_so() -> None:
+    measured = list(pairs(around(0.8)))
+    told = [only(bench_delta(measured, make_criteria(side_by_side=side))).effect for side in (True, False)]
+    assert [effect.method for effect in told if effect] == [METHOD, METHOD_IN_TURN]
+    assert "interleaved" not in METHOD_IN_TURN
 
 
 def test_fewer_pairs_than_the_first_look_are_marked() -> None:

@@ -396,6 +396,21 @@ def test_values_are_read_from_a_launch_file() -> None:
 # The schedule.
 
 
+def test_noise_of_another_way_of_measuring_is_not_this_ones() -> None:
+    spec = parse_target(TEXT, "target.toml")
+    objective = spec.probe(spec.objective.probe)
+    assert isinstance(objective, SlicesProbe)
+
+    def noise_probe(**fields: Any) -> str:
+        probes = [p.model_copy(update=fields) if p is objective else p for p in spec.probes]
+        return spec.model_copy(update={"probes": tuple(probes)}).noise_probe
+
+    assert noise_probe() == spec.noise_probe
+    assert noise_probe(looks=(2, 3), budget_s=1.0, description="other words") == spec.noise_probe
+    changes: list[dict[str, Any]] = [{"params": {"n": 1}}, {"blocks": 3}, {"side_by_side": False}, {"worker": ("x",)}]
+    assert len({noise_probe(**change) for change in changes} | {spec.noise_probe}) == 5
+
+
 def test_schedule_of_a_paired_probe() -> None:
     spec = parse(TEXT + "\n[contention]\nforeign_cpu_share = 0.3\n")
     bench, load = spec.probe("bench"), spec.probe("load")
