@@ -80,10 +80,15 @@ def between(before: Sample, after: Sample, n_cpus: int) -> Contention:
     span = max(after.at_s - before.at_s, _TICK_S) * n_cpus
     foreign = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     return Contention(
-        foreign_cpu_share=round(max(0.0, foreign) / span, 4),
-        steal_share=round(max(0.0, after.steal_s - before.steal_s) / span, 4),
+        foreign_cpu_share=round(_share(foreign / span), 4),
+        steal_share=round(_share((after.steal_s - before.steal_s) / span), 4),
         run_queue=_runnable(),
     )
+
+
+def _share(value: float) -> float:
+    """The kernel counts in ticks, so a difference may come out a little below nothing or above everything."""
+    return min(1.0, max(0.0, value))
 
 
 def _runnable() -> float:
