@@ -65,7 +65,7 @@ class RuntimeEvent(Record):
     kind: Literal["event"] = "event"
     probe: str
     source: str
-    """`engine_log`, `metrics`, `process`, `contention`."""
+    """`engine_log`, `metrics`, `process`, `contention`, `check`."""
     name: str
     level: Literal["error", "warning", "note"] = "note"
     message: str = ""

@@ -290,7 +290,8 @@ def _criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str,
             for g in lab.spec.guardrails
         ),
         gates=tuple(p.name for p in lab.spec.probes if p.kind == "build" or (p.gate and gates)),
-        alpha=alpha, looks=probe.looks, floor=floor, floor_known=known, changed=changed, stage=stage,
+        alpha=alpha, looks=probe.looks, floor=floor, floor_known=known,
+        floor_units=len(lab.noise.units) if lab.noise else 0, changed=changed, stage=stage,
         side_by_side=probe.side_by_side,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from feedback.signals import Signal
 
 RULES = (
     parity.work_mismatch,
+    parity.work_unproven,
     stability.tool_error,
     correctness.test_fail,
     correctness.gate_silent,
