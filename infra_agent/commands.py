@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from feedback import stats
-from feedback.observations import Scalar
+from feedback.observations import RuntimeEvent, Scalar
+from feedback.readers.run import read
 from infra_agent import host, loop, report
 from infra_agent.bench import Site
 from infra_agent.catalogue import check_needs, find_script, find_target
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
 from infra_agent.errors import InfraAgentError, PlatformFailed, TargetInvalid, WrongUse
-from infra_agent.experiment import NOISE_MAX_AGE, Lab, measure_noise
+from infra_agent.experiment import NOISE_MAX_AGE, NOISE_RUN, Lab, measure_noise
 from infra_agent.journal import Journal
 from infra_agent.launch import read_knobs
 from infra_agent.loop import Desk
@@ -26,6 +26,7 @@ from infra_agent.planner.build import build_planner
 from infra_agent.settings import Settings
 from infra_agent.store import ArtefactFiles, Store, campaign_lock, new_id, open_store
 from infra_agent.target import TargetSpec, load_target, parse_target
+from sandboxes.results import Run
 from sandboxes.sandbox import SandboxError
 from sandboxes.workspace import Repository, SourceDirty, WorkspaceError
 
@@ -205,26 +206,29 @@ class Calibration(NamedTuple):
     """What a baseline looks like against itself on this host."""
 
     target: TargetSpec
+    given: str
+    """The target as the user named it."""
     units: tuple[float, ...]
-    floor: stats.NoiseFloor | None
-    """None while fewer than `stats.MIN_FLOOR_UNITS` are known."""
-    minimum_detectable_effect: float | None
-    """Smallest true gain found with 90 % probability at the last look of the first measurement."""
+    """ln(second arm / first) of each A/A pair known, those of earlier calibrations and baselines included."""
+    events: tuple[RuntimeEvent, ...]
+    """One of each pair begun in this calibration: whether it was quiet, repeated, or kept although it was not."""
 
 
 CALIBRATION_PORTION = 5
 """Pairs after which a calibration is stored, so that an interruption loses little."""
 
 
-def calibrate(settings: Settings, target: str, pairs: int, say: Say) -> Calibration:
-    """Measure A/A pairs of the target's objective and store them as this host's noise floor."""
+def calibrate(settings: Settings, target: str, pairs: int, fresh: bool, say: Say) -> Calibration:
+    """Measure A/A pairs of the target's objective and store them as this host's noise floor. With `fresh` those
+    known before are forgotten once the first new ones are there."""
     directory = find_target(target)
     spec, _ = load_target(directory)
     check_needs(spec)
     work = campaign_directory(settings, new_id("cal"))
     failed = False
     try:
-        return _calibrate(settings, spec, directory, work, pairs, say)
+        units, events = _calibrate(settings, spec, directory, work, pairs, fresh, say)
+        return Calibration(spec, target, units, events)
     except InfraAgentError:
         failed = True  # the message may name the logs
         raise
@@ -237,25 +241,30 @@ def calibrate(settings: Settings, target: str, pairs: int, say: Say) -> Calibrat
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _calibrate(settings: Settings, spec: TargetSpec, directory: Path, work: Path, pairs: int, say: Say) -> Calibration:
+def _calibrate(
+    settings: Settings, spec: TargetSpec, directory: Path, work: Path, pairs: int, fresh: bool, say: Say
+) -> tuple[tuple[float, ...], tuple[RuntimeEvent, ...]]:
     repository, base, _ = Repository.create(work / "repo", directory, spec.hidden)
     lab = make_lab(settings, spec, repository, work / "runs", None, say)
     fingerprint, done = host.fingerprint(), 0
+    events: list[RuntimeEvent] = []
     with open_store(settings.database_url) as store:
         while done < pairs:
             portion = min(CALIBRATION_PORTION, pairs - done)
             shutil.rmtree(work / "runs", ignore_errors=True)
             units = measure_noise(lab, base, portion, fingerprint)
+            found = read(Run.load(work / "runs" / NOISE_RUN))
+            events += [o for o in found if isinstance(o, RuntimeEvent) and o.source == "contention"]
             with store.transaction() as ledger:
+                if fresh and not done:
+                    metric = spec.objective.metric
+                    forgotten = ledger.forget_noise_units(fingerprint, spec.name, spec.noise_probe, metric)
+                    say(f"{forgotten} A/A pairs measured earlier are forgotten")
                 ledger.add_noise_units(units)
                 known = _noise(ledger.noise_units, fingerprint, spec) or units
             done += portion
             say(f"{done} of {pairs} pairs measured and stored")
-    if len(known.units) < stats.MIN_FLOOR_UNITS:
-        return Calibration(spec, known.units, None, None)
-    floor = stats.noise_floor(known.units)
-    effect = stats.minimum_detectable_effect(floor.sd, report.screening_rule(spec, floor.value))
-    return Calibration(spec, known.units, floor, effect)
+    return known.units, tuple(events)
 
 
 def campaigns(settings: Settings) -> tuple[tuple[Campaign, Journal], ...]:

@@ -41,6 +41,9 @@ NOISE_MAX_AGE = timedelta(days=7)
 """A noise floor older than this is measured anew."""
 
 
+NOISE_RUN = "noise"
+"""Run directory of A/A pairs that belong to no experiment."""
+
 SCREEN_SHARE = 0.55
 """Part of the time left that a first measurement may take: an accept without time to confirm it is worth nothing."""
 
@@ -368,7 +371,7 @@ def measure_noise(lab: Lab, base: str, pairs: int, host_fingerprint: str) -> Noi
     """A/A pairs of the objective: builds and the objective's probe only, baseline against itself."""
     stage = Stage(name="screen", baseline=base, candidate=base, seed=time.time_ns() & 0x7FFFFFFF, pairs=pairs)
     place = (CodeLocation(file="the whole target", symbol="baseline"),)
-    measured = measure(lab, stage, lab.runs / "noise", place, SCREEN_ALPHA, None, gates=False)
+    measured = measure(lab, stage, lab.runs / NOISE_RUN, place, SCREEN_ALPHA, None, gates=False)
     objective = lab.spec.objective
     samples = [o for o in measured.observations if isinstance(o, Measurement)]
     units = stats.paired_units(samples, objective.metric).values

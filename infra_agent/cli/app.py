@@ -7,6 +7,7 @@ way goes to stderr: a live line on a terminal, plain lines elsewhere.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -120,19 +121,23 @@ def _run(settings: Settings, campaign: Campaign) -> commands.Ran:
 @app.command()
 def show(
     campaign: CampaignName = "latest",
-    patch: Annotated[bool, typer.Option("--patch", help="Print only the diff, for `git apply`.")] = False,
+    patch: Annotated[
+        bool, typer.Option("--patch", help="Print only the diff, for `git apply`; with --json, as `patch`.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Show what a campaign found, so far or in the end."""
     report = commands.result(load_settings(), campaign)
-    if patch and not as_json:
-        if not report.patch:
-            note(f"campaign {report.campaign} has accepted no change, so there is no patch")
-            return NOTHING_ACCEPTED
-        result_bytes(report.patch.encode("utf-8", "replace"))
+    if not patch:
+        _print_report(report, as_json)
         return DONE
-    _print_report(report, as_json)
-    return DONE
+    if not report.patch:
+        note(f"campaign {report.campaign} has accepted no change, so there is no patch")
+    if as_json:
+        result(json.dumps({"campaign": report.campaign, "target": report.target, "patch": report.patch}))
+    elif report.patch:
+        result_bytes(report.patch.encode("utf-8", "replace"))
+    return DONE if report.patch else NOTHING_ACCEPTED
 
 
 @app.command(name="list")
@@ -147,16 +152,17 @@ def list_(as_json: Json = False) -> int:
 def calibrate(
     target: Target,
     pairs: Annotated[int, typer.Option(min=1, max=1000, help="A/A pairs to measure.")] = 30,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what was measured here before.")] = False,
     as_json: Json = False,
 ) -> int:
     """Measure TARGET against itself: this machine's noise floor and the smallest effect it can show."""
     try:
-        found = commands.calibrate(load_settings(), target, pairs, note)
+        found = commands.calibrate(load_settings(), target, pairs, fresh, note)
     except KeyboardInterrupt:
-        again = f"infra-agent calibrate {target}"
+        again = f"infra-agent calibrate {shlex.quote(target)}"
         raise Interrupted(f"interrupted; what was measured is kept, go on with `{again}`") from None
     facts = overview.calibration(found)
-    _print(overview.calibration_text(facts), facts.model_dump(mode="json"), as_json)
+    _print(overview.calibration_text(facts, _width()), facts.model_dump(mode="json"), as_json)
     return DONE
 
 

@@ -168,6 +168,13 @@ class Ledger:
         values = [fields | {"position": index, "value": value} for index, value in enumerate(units.units)]
         self._write_new(tables.noise_unit, values)
 
+    def forget_noise_units(self, host: str, target: str, probe: str, metric: str) -> int:
+        """Delete all A/A units of a metric on a host; returns how many there were."""
+        table = tables.noise_unit
+        mine = (table.c.host_fingerprint == host, table.c.target_name == target)
+        of_metric = (table.c.probe == probe, table.c.metric == metric)
+        return self._write(table.delete().where(*mine, *of_metric)).rowcount
+
     def noise_units(self, host: str, target: str, probe: str, metric: str, max_age: timedelta) -> NoiseUnits | None:
         """All A/A units of a metric on a host that are not older than `max_age`, oldest first, or None.
 

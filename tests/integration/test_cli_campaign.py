@@ -275,6 +275,14 @@ def test_the_patch_applies_with_git(finished: tuple[Cli, Path, Done], tmp_path: 
     assert (copy / "launch.toml").read_text() == "# how often\ncopies = 1\n"
 
 
+def test_the_patch_is_json_too(finished: tuple[Cli, Path, Done]) -> None:
+    cli, _, done = finished
+    shown = cli("show", "latest", "--patch", "--json")
+    assert shown.code == 0
+    assert shown.json["campaign"] == done.json["campaign"]
+    assert shown.json["patch"] == cli("show", "latest", "--patch").out
+
+
 def test_a_reader_that_goes_away_is_no_error_message(finished: tuple[Cli, Path, Done]) -> None:
     cli, _, _ = finished
     with cli.started("show", "latest") as running:
@@ -309,6 +317,8 @@ def test_a_result_of_nothing_accepted_is_3_when_the_budget_ended_it(cli: Cli, to
     patch = cli("show", "latest", "--patch")
     assert (patch.code, patch.out) == (3, "")
     assert "no patch" in patch.err
+    as_json = cli("show", "latest", "--patch", "--json")
+    assert (as_json.code, as_json.json["patch"]) == (3, "")
     resumed = cli("run", "--resume", "latest", "--experiments", "3", "--json")
     assert resumed.code == 0
     assert resumed.json["n_accepted"] == 1
@@ -398,6 +408,26 @@ def test_two_processes_never_run_one_campaign(cli: Cli, toy: Path) -> None:
         assert f"is being run by process {running.process.pid}" in second.err
         assert cli("run", "--resume", "latest", "--experiments", "50").code == 2
         running.end(signal.SIGTERM)
+
+
+def test_a_fresh_calibration_forgets_the_earlier_pairs(cli: Cli, toy: Path) -> None:
+    assert cli("calibrate", str(toy), "--pairs", "3", "--json").json["n_units"] == 3
+    fresh = cli("calibrate", str(toy), "--pairs", "2", "--fresh", "--json")
+    assert fresh.code == 0, fresh.err
+    assert "3 A/A pairs measured earlier are forgotten" in fresh.err
+    assert fresh.json["n_units"] == 2
+    assert fresh.json["n_begun"] >= 2
+    assert fresh.json["go_on"] == f"infra-agent calibrate {toy} --pairs 28"
+
+
+def test_a_worker_that_proves_nothing_of_its_work_is_told_of(cli: Cli, toy: Path) -> None:
+    (toy / "worker.py").write_text(WORKER.replace("check=[x]", "check=[]"))
+    git(toy, "commit", "--quiet", "-a", "-m", "no proof")
+    done = cli("run", str(toy), "--planner", "script:scripts/all.toml", "--experiments", "1", "--json")
+    assert done.code == 3, done.err
+    assert any("nothing proves that both arms did the same work" in w for w in done.json["warnings"])
+    checks = {c["name"]: c for c in cli("doctor", "--json").json["checks"]}
+    assert checks["same work, toy"]["status"] == "warning"
 
 
 @pytest.mark.slow

@@ -6,8 +6,10 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import re
 import sys
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from feedback import stats
-from infra_agent import commands
+from feedback.observations import RuntimeEvent
+from infra_agent import commands, doctor, overview
 from infra_agent.bench import BaselineFailed
 from infra_agent.catalogue import check_needs, find_script, find_target
 from infra_agent.cli.edge import execute
@@ -252,6 +254,14 @@ def test_doctor_says_whether_campaigns_can_run(capsys: Out, monkeypatch: pytest.
     assert checks["noise, tinyserve"]["detail"].startswith("0 of 30")
 
 
+def test_doctor_sends_nobody_into_a_campaign_on_a_busy_machine() -> None:
+    calm = doctor.Check(name=doctor.LOAD, status="ok", detail="0.1")
+    busy = calm.model_copy(update={"status": "warning", "remedy": "end other work"})
+    said = doctor.as_text(doctor.Diagnosis(can_run=True, checks=(busy,)), 80)
+    assert "but the machine is busy now. End other work first" in " ".join(said.split())
+    assert "Campaigns can run here. Try" in doctor.as_text(doctor.Diagnosis(can_run=True, checks=(calm,)), 80)
+
+
 def test_doctor_fails_without_git(tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert execute(["doctor"]) == 5
@@ -306,32 +316,86 @@ def test_doctor_asks_the_endpoint_for_its_models(
     assert said in checks["model endpoint"]["detail"]
 
 
-def test_calibration_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+def told(units: Sequence[float], *events: str, given: str = "tinyserve", min_effect: float = 0.02) -> str:
+    """What is said of a calibration that found these units, in one line."""
+    return " ".join(overview.calibration_text(calibrated(units, *events, given=given, min_effect=min_effect)).split())
+
+
+def calibrated(
+    units: Sequence[float], *events: str, given: str = "tinyserve", min_effect: float = 0.02
+) -> overview.CalibrationFacts:
+    spec = load_target(find_target("tinyserve"))[0]
+    spec = spec.model_copy(update={"objective": spec.objective.model_copy(update={"min_effect": min_effect})})
+    seen = (
+        RuntimeEvent(
+            probe="kda_microbench", source="contention", name=name, level="note" if name == "quiet_pair" else "warning",
+            message="" if name == "quiet_pair" else "foreign CPU 53%, steal 0%",
+        )
+        for name in events
+    )  # fmt: skip
+    return overview.calibration(commands.Calibration(spec, given, tuple(units), tuple(seen)))
+
+
+def quiet(sd: float, n: int = 30) -> list[float]:
+    """Units that scatter by about `sd` around zero."""
+    return [sd * 1.4 * math.sin(1.7 * i) for i in range(n)]
+
+
+def test_few_pairs_give_a_provisional_spread_and_the_command_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
     spec = load_target(find_target("tinyserve"))[0]
 
-    def few(settings: Settings, target: str, pairs: int, say: Any) -> commands.Calibration:
-        return commands.Calibration(spec, (0.01,) * pairs, None, None)
+    def few(settings: Settings, target: str, pairs: int, fresh: bool, say: Any) -> commands.Calibration:
+        return commands.Calibration(spec, target, tuple(quiet(0.04, pairs)), ())
 
     monkeypatch.setattr(commands, "calibrate", few)
-    assert execute(["calibrate", "tinyserve", "--pairs", "10"]) == 0
-    assert "go on with --pairs 20" in capsys.readouterr().out
+    assert execute(["calibrate", "my target", "--pairs", "10"]) == 0
+    out = capsys.readouterr().out
+    assert "Provisional: one pair scatters by 3.94 %" in out
+    assert out.endswith("\n  infra-agent calibrate 'my target' --pairs 20\n")
+    assert "oise floor:" not in out
     assert execute(["calibrate", "tinyserve", "--pairs", "10", "--json"]) == 0
-    assert last_line(capsys.readouterr().out)["n_units"] == 10
+    found = last_line(capsys.readouterr().out)
+    assert (found["n_units"], found["is_provisional"], found["floor"]) == (10, True, None)
+    assert found["unit_sd"] > 0
 
 
-def test_calibration_states_floor_and_detectable_effect(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    spec = load_target(find_target("tinyserve"))[0]
-    floor = stats.NoiseFloor(0.004, 0.01, 0.02, 0.01, 0.03, 30)
+def test_a_single_pair_says_nothing_of_spread() -> None:
+    assert "scatters" not in told([0.01])
+    assert "--pairs 29" in told([0.01])
 
-    def known(settings: Settings, target: str, pairs: int, say: Any) -> commands.Calibration:
-        return commands.Calibration(spec, (0.01,) * 30, floor, 0.031)
 
-    monkeypatch.setattr(commands, "calibrate", known)
-    assert execute(["calibrate", "tinyserve"]) == 0
-    said = capsys.readouterr().out
-    assert "noise floor: 0.40%" in said
-    assert "A true gain of 3.1% is found with 90 % probability" in said
-    assert "That is a bias" in said
+def test_a_calibration_states_whether_the_machine_can_decide_what_the_target_asks_for() -> None:
+    good = calibrated(quiet(0.003))
+    assert good.can_decide
+    assert good.floor is not None
+    assert good.minimum_detectable_effect is not None
+    assert good.floor < good.min_effect < good.minimum_detectable_effect < 0.025
+    assert "quiet enough for the 2.0 % that the target asks for" in told(quiet(0.003))
+    noisy = told(quiet(0.08))
+    assert "This machine can't decide the 2.0 % that the target asks for; it finds " in noisy
+    assert "--fresh" in noisy
+    assert "larger min_effect" in noisy
+    assert "can't decide" not in told(quiet(0.08), min_effect=0.5)
+
+
+def test_a_bias_between_identical_arms_is_a_gain_of_one_of_them() -> None:
+    found = calibrated([0.02 + u for u in quiet(0.01)])
+    assert not found.is_calibrated
+    assert found.bias == pytest.approx(-0.02, abs=0.004)  # the second arm took longer
+    assert found.bias_interval is not None
+    assert found.bias_interval[0] < found.bias < found.bias_interval[1] < 0
+    assert "That is a bias" in told([0.02 + u for u in quiet(0.01)])
+
+
+def test_a_calibration_says_when_the_machine_was_busy() -> None:
+    kept, repeated, calm = "disturbed_pair_kept", "disturbed_pair_repeated", "quiet_pair"
+    busy = told(quiet(0.01), kept, kept, repeated, calm)
+    assert "The machine was busy: of 4 pairs 2 were disturbed by other work and kept, 1 disturbed pair measured" in busy
+    assert "foreign CPU 53%" in busy
+    assert "Other work got in the way now and then: 1 disturbed pair" in told(quiet(0.01), repeated, calm)
+    assert "busy" not in told(quiet(0.003), calm, calm)
 
 
 def test_needs_that_are_met_raise_nothing() -> None:

@@ -414,6 +414,16 @@ def test_noise_units_are_pooled_until_they_age(ledger: Ledger) -> None:
     assert ledger.noise_units("another host", "tinyserve", "load", "slice_time_s", 7 * day) is None
 
 
+def test_noise_units_are_forgotten_of_one_metric_on_one_host(ledger: Ledger) -> None:
+    day = timedelta(days=1)
+    for units in (noise(9 * day, (0.5, 0.6)), noise(timedelta(), (0.1,)), noise(timedelta(), (9.0,), "another metric")):
+        ledger.add_noise_units(units)
+    assert ledger.forget_noise_units("another host", "tinyserve", "load", "slice_time_s") == 0
+    assert ledger.forget_noise_units("host", "tinyserve", "load", "slice_time_s") == 3
+    assert ledger.noise_units("host", "tinyserve", "load", "slice_time_s", 30 * day) is None
+    assert ledger.noise_units("host", "tinyserve", "load", "another metric", day) is not None
+
+
 def test_the_same_noise_units_are_stored_once(ledger: Ledger) -> None:
     units = noise(timedelta(), (0.01, 0.02))
     ledger.add_noise_units(units)
