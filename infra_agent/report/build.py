@@ -55,6 +55,7 @@ def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result
         tried=tried, held=_held(spec, journal), warnings=words.warnings(journal, baseline, noise),
         baseline=baseline, noise=noise, min_effect=as_gain(spec.objective.min_effect, spec.objective.direction),
         confidence=(min(e.confidence for e in shown), max(e.confidence for e in shown)) if shown else None,
+        method=shown[-1].method if shown else "",
         error_budget=campaign.spec.error_budget, error_spent=sum(e.alpha for e in changes),
         budget=campaign.spec.budget, n_changes=len(tried), n_accepted=len(journal.accepted),
         created_at=campaign.created_at, elapsed_s=campaign.elapsed_s,
@@ -221,5 +222,9 @@ def _noise(spec: TargetSpec, judged: Sequence[Effect], units: NoiseUnits | None)
         return noise
     today = stats.noise_floor(units.units)
     seen = stats.minimum_detectable_effect(today.sd, screening_rule(spec, floor))
-    known = {"minimum_detectable_effect": as_gain(seen, direction), "is_biased": not today.is_calibrated}
+    known = {
+        "floor_today": as_gain(today.value, direction),
+        "minimum_detectable_effect": as_gain(seen, direction),
+        "is_biased": not today.is_calibrated,
+    }
     return noise.model_copy(update=known)

@@ -101,6 +101,8 @@ class Noise(Record):
     """Other floors that earlier numbers of the campaign were held against."""
     n_units_today: int = 0
     """A/A pairs known today."""
+    floor_today: float | None = None
+    """The floor that those make; None while they are too few."""
     minimum_detectable_effect: float | None = None
     """Smallest true gain that a first measurement calls better with 90 % probability, by what is known today."""
     is_biased: bool = False
@@ -134,6 +136,8 @@ class Report(Record):
     """Smallest gain that the target calls worth having, on the scale of the gains."""
     confidence: tuple[float, float] | None
     """Lowest and highest two-sided confidence of the intervals above."""
+    method: str
+    """How those intervals are made; empty without any."""
     error_budget: float
     error_spent: float
     budget: Budget

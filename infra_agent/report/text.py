@@ -154,8 +154,8 @@ def _measured(report: Report, width: int) -> Iterator[str]:
         low, high = (f"{100 * value:.1f} %" for value in report.confidence)
         level = low if low == high else f"{low} to {high}"
         yield from _wrap(
-            f"Intervals: Student t over fresh process pairs, confidence {level} each (two-sided, at one of "
-            "several looks that share an error budget).", width,
+            f"Intervals: {report.method}, confidence {level} each (two-sided, at one of several looks that share "
+            "an error budget).", width,
         )  # fmt: skip
     yield from _wrap(
         f"Error budget: at most {100 * report.error_budget:g} % probability of any false accept in the whole "

@@ -127,8 +127,8 @@ def sensitivity(report: Report) -> str:
         return said
     seen = f"{100 * noise.minimum_detectable_effect:.1f} %"
     return (
-        f"{said} By the {noise.n_units_today} A/A pairs of this host that are known today, a first measurement finds "
-        f"a true gain of {seen} with 90 % probability."
+        f"{said} By the spread of the {noise.n_units_today} A/A pairs of this host that are known today, a first "
+        f"measurement with that floor finds a true gain of {seen} with 90 % probability."
     )
 
 
@@ -145,14 +145,9 @@ def itself(report: Report) -> str:
         f" That is wide: identical arms could differ by about {100 * (high - low) / 2:.0f} % and these pairs would not "
         "show it, so they don't prove a quiet machine. Each gain has an interval of its own and doesn't rest on them."
     )
-    if report.noise.is_measured or is_calibrated_today(report.noise):
+    if report.noise.is_measured or report.noise.floor_today is not None:
         return said
     return f"{said} `infra-agent calibrate` measures the noise with enough pairs."
-
-
-def is_calibrated_today(noise: Noise) -> bool:
-    """Whether enough A/A pairs are known by now for a measured floor."""
-    return noise.n_units_today >= stats.MIN_FLOOR_UNITS
 
 
 def scale(report: Report) -> str:
@@ -166,8 +161,8 @@ def scale(report: Report) -> str:
 
 
 MEDIANS = (
-    "Values before and after are the medians of each arm over all pairs. The gain is estimated inside each pair, where "
-    "both arms ran side by side, so it need not be the ratio of the two medians."
+    "Values before and after are the medians of each arm over all pairs. The gain is estimated inside each pair and "
+    "then averaged, which cancels what disturbs both arms, so it need not be the ratio of the two medians."
 )
 
 
@@ -248,12 +243,11 @@ def warnings(journal: Journal, baseline: Effect | None, noise: Noise) -> tuple[s
 def _assumed(noise: Noise) -> str:
     said = f"The noise floor of {100 * noise.floor:.1f} % is assumed"
     if noise.n_units is not None:
-        said += f": {noise.n_units} of {stats.MIN_FLOOR_UNITS} A/A pairs of this host were known when it was applied"
-    if is_calibrated_today(noise):
-        return (
-            f"{said}. By now {noise.n_units_today} A/A pairs are known, so what is measured next has a measured floor."
-        )
-    return f"{said}. `infra-agent calibrate` measures it ({noise.n_units_today} A/A pairs are known today)."
+        said += f" ({noise.n_units} of {stats.MIN_FLOOR_UNITS} A/A pairs of this host were known when it was applied)"
+    if noise.floor_today is not None:
+        today = f"a floor of {100 * noise.floor_today:.1f} %"
+        return f"{said}. By now {noise.n_units_today} pairs are known, which make {today} for what is measured next."
+    return f"{said}; `infra-agent calibrate` measures it."
 
 
 def _is_bias(baseline: Effect) -> bool:
@@ -270,7 +264,7 @@ def next_commands(report: Report) -> tuple[str, ...]:
         commands.append(f"{resume}  # continue where it stopped; nothing finished is measured again")
     if report.patch:
         commands.append(_use_patch(report))
-    if not (report.noise.is_measured or is_calibrated_today(report.noise)):
+    if not (report.noise.is_measured or report.noise.floor_today is not None):
         commands.append(f"infra-agent calibrate {target_name(report)}  # measure this machine's noise floor")
     if report.state is CampaignState.COMPLETE:
         commands += _go_on(report, resume)

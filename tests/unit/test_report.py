@@ -368,7 +368,7 @@ def test_warnings_name_contention_an_assumed_floor_and_a_baseline_that_differs_f
     said = "\n".join(found.warnings)
     assert "The baseline differs from itself (+10.0 % [+8.0 %, +12.0 %])" in said
     assert "busy with other work in 1 of 2 measurements" in said
-    assert "noise floor of 3.0 % is assumed: 0 of 30 A/A pairs of this host were known" in said
+    assert "noise floor of 3.0 % is assumed (0 of 30 A/A pairs of this host were known" in said
     assert "infra-agent calibrate /repo/engine  # measure this machine's noise floor" in found.next
 
 
@@ -459,8 +459,8 @@ def test_floor_and_pairs_are_those_that_the_campaign_was_judged_by() -> None:
     found = report(*judged, result=Result(noise=noise))
     assert (found.noise.is_measured, found.noise.n_units, found.noise.n_units_today) == (False, 28, 31)
     said = " ".join(found.warnings)
-    assert "assumed: 28 of 30 A/A pairs" in said
-    assert "31 A/A pairs are known" in said
+    assert "assumed (28 of 30 A/A pairs" in said
+    assert "By now 31 pairs are known, which make a floor of " in said
     assert not any("calibrate" in command for command in found.next)
 
 
@@ -477,7 +477,7 @@ def test_effects_without_a_number_of_pairs_still_load() -> None:
     old = {k: v for k, v in effect(0.1, 0.02).model_dump().items() if k != "floor_units"}
     found = report(rejected(1, Effect.model_validate(old)))
     assert found.noise.n_units is None
-    assert "noise floor of 3.0 % is assumed. `infra-agent" in " ".join(found.warnings)
+    assert "noise floor of 3.0 % is assumed; `infra-agent" in " ".join(found.warnings)
 
 
 def test_floor_and_thresholds_stand_on_the_scale_of_the_gains() -> None:
