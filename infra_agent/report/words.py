@@ -95,7 +95,8 @@ def _nothing_found(report: Report, against: str) -> str:
     else:
         open_ones = sum(t.outcome == "inconclusive" for t in measured)
         said += f": a gain above {percent(bound)} is excluded for {_each(len(measured))}"
-        said += f" ({open_ones} of them undecided below that)" if open_ones else ""
+        those = "" if len(measured) == 1 else f"{open_ones} of them "
+        said += f" ({those}undecided below that)" if open_ones else ""
     if broke:
         said += f"; {count(len(broke), 'change')} did better but broke a guardrail or a gate"
     return said + "."

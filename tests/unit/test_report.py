@@ -301,6 +301,11 @@ def test_nothing_found_states_what_was_excluded_and_how_small_an_effect_would_ha
     assert "Guardrails" not in text
 
 
+def test_a_single_undecided_change_is_not_counted_among_several() -> None:
+    alone = report(rejected(1, effect(0.011, 0.03), "inconclusive", "too wide"))
+    assert alone.headline.endswith("is excluded for the one that was measured (undecided below that).")
+
+
 def test_nothing_found_when_all_were_worse_or_none_was_measured() -> None:
     worse = report(rejected(1, effect(-0.1, 0.02), "worse"))
     assert worse.headline.endswith("in 1 change: the one that was measured is worse.")
