@@ -32,9 +32,9 @@ FORBIDDEN_NAMES = frozenset(
 FORBIDDEN_PARTS = frozenset({".git", ".github", ".gitlab", ".circleci", ".buildkite", ".ci", ".githooks", ".husky"})
 _EPOCH = 946684800
 """Every commit is of the same moment, so that the same change on the same parent is the same commit."""
-CACHED_ARCHIVES = 4
+CACHED_TREES = 4
 CACHED_BYTES = 32 << 20
-"""A larger tree is archived anew each time."""
+"""A larger tree is read from git anew each time."""
 _PLAIN = "* -text !eol -filter -ident !working-tree-encoding !diff !merge !whitespace -export-ignore -export-subst\n"
 """Attributes that outrank those of the tree: what a target's .gitattributes says of line ends, filters and
 exports must not change what is measured."""
@@ -57,6 +57,10 @@ class SourceDirty(Exception):
 
 class PatchRefused(Exception):
     """The change does not apply or may not be made."""
+
+
+Files = dict[bytes, tuple[str, bytes]]
+"""Files and symbolic links of a tree: name, git mode and content."""
 
 
 class ChangedFile(NamedTuple):
@@ -102,7 +106,7 @@ class Repository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._archives: dict[str, bytes] = {}
+        self._trees: dict[str, Files] = {}
 
     @classmethod
     def create(cls, path: Path, source: Path, hidden: Sequence[str] = ()) -> tuple[Repository, str, str]:
@@ -131,7 +135,7 @@ class Repository:
         destination.mkdir(parents=True, exist_ok=True)
         try:
             # By hand: tarfile's safe extraction came only with Python 3.11.4.
-            for name, (mode, data) in _tar_contents(self._archive(commit)).items():
+            for name, (mode, data) in self._files(commit).items():
                 path = destination / os.fsdecode(name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if mode == "120000":
@@ -174,7 +178,7 @@ class Repository:
 
     def _commit(self, tree: Path, parent: str | None, message: str) -> str:
         """Commit the files of `tree` as they are, in one git process: an experiment should not wait for git."""
-        before = _tar_contents(self._archive(parent)) if parent else {}
+        before = self._files(parent) if parent else {}
         after = _contents(tree)
         when = f"infra-agent <infra-agent@localhost> {_EPOCH} +0000"
         said = message.encode()
@@ -190,18 +194,26 @@ class Repository:
         # A ref of its own keeps the commit from being pruned.
         ref = f"commit refs/infra-agent/{hashlib.sha256(body).hexdigest()[:24]}\n".encode()
         made = _git(self.path, "fast-import", "--quiet", "--force", "--done", stdin=ref + body + b"get-mark :1\ndone\n")
-        return made.decode().strip()
+        commit = made.decode().strip()
+        self._remember(commit, after)  # it is checked out next
+        return commit
 
-    def _archive(self, commit: str) -> bytes:
-        """The files of a commit as tar; kept, since a few commits are checked out again and again."""
-        if commit not in self._archives:
-            while len(self._archives) >= CACHED_ARCHIVES:
-                self._archives.pop(next(iter(self._archives)))
-            archive = _git(self.path, "archive", "--format=tar", commit)
-            if len(archive) > CACHED_BYTES:
-                return archive
-            self._archives[commit] = archive
-        return self._archives[commit]
+    def _files(self, commit: str) -> Files:
+        """The files of a commit; kept, since a few commits are checked out again and again."""
+        if commit not in self._trees:
+            files = _tar_contents(_git(self.path, "archive", "--format=tar", commit))
+            self._remember(commit, files)
+            return files
+        self._trees[commit] = self._trees.pop(commit)  # the latest used is dropped last
+        return self._trees[commit]
+
+    def _remember(self, commit: str, files: Files) -> None:
+        if sum(len(data) for _, data in files.values()) > CACHED_BYTES:
+            return
+        self._trees.pop(commit, None)
+        while len(self._trees) >= CACHED_TREES:
+            self._trees.pop(next(iter(self._trees)))
+        self._trees[commit] = files
 
     def tree(self, commit: str) -> str:
         """The tree hash of a commit: equal trees are equal candidates, however they came about."""
@@ -227,7 +239,7 @@ class Repository:
         return found, patch.decode("utf-8", "replace")
 
 
-def _contents(tree: Path) -> dict[bytes, tuple[str, bytes]]:
+def _contents(tree: Path) -> Files:
     """Every file and symbolic link below `tree`: its name, and its git mode and content."""
     found = {}
     for directory, subdirectories, files in os.walk(tree):
@@ -241,7 +253,7 @@ def _contents(tree: Path) -> dict[bytes, tuple[str, bytes]]:
     return found
 
 
-def _tar_contents(archive: bytes) -> dict[bytes, tuple[str, bytes]]:
+def _tar_contents(archive: bytes) -> Files:
     """The same of the files in a tar archive."""
     found = {}
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
