@@ -44,6 +44,14 @@ def seconds_left(spec: CampaignSpec, elapsed_s: float) -> float | None:
     return None if spec.budget.minutes is None else spec.budget.minutes * 60 - elapsed_s
 
 
+def planning_s(journal: Journal, spec: CampaignSpec, elapsed_s: float) -> float | None:
+    """Wall time that the planner may take for its next action, or None without a limit: all but what the
+    conclusion needs, once there is something to conclude."""
+    if (left := seconds_left(spec, elapsed_s)) is None:
+        return None
+    return max(0.0, left - (conclusion_s(journal) if journal.number_of_changes else 0.0))
+
+
 def conclusion_s(journal: Journal) -> float:
     """Wall time to keep back for the conclusion: about what the baseline took against itself."""
     return max(MIN_CONCLUSION_S, *(e.sandbox_s for e in journal.finished if e.role == "baseline"), 0.0)

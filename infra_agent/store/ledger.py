@@ -40,8 +40,12 @@ class Ledger:
         self._write(tables.campaign.insert(), rows.campaign_row(campaign))
 
     def update_campaign(self, campaign: Campaign) -> None:
-        """Replace a campaign's fields. Raises NotFound when it is not stored."""
+        """Replace a campaign's fields, but for the script: that was fixed at the start, and may be long.
+
+        Raises NotFound when it is not stored.
+        """
         row = rows.campaign_row(campaign)
+        del row["script"]
         table = tables.campaign
         if not self._write(table.update().where(table.c.id == campaign.id), row).rowcount:
             raise NotFound(f"no campaign {campaign.id}; `infra-agent list` shows those that exist")

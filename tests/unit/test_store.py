@@ -183,9 +183,12 @@ def add(ledger: Ledger, number: int = 0) -> Experiment:
 
 
 def test_campaign_is_read_back_as_it_was(ledger: Ledger) -> None:
-    stored = campaign()
+    script = (Proposal(hypothesis=Hypothesis(claim="c"), change=Change(patch="a\r\n", knobs={"threads": None})),)
+    stored = campaign().model_copy(update={"script": script})
     ledger.add_campaign(stored)
     assert ledger.campaign(stored.id) == stored
+    ledger.update_campaign(stored.model_copy(update={"script": ()}))
+    assert ledger.campaign(stored.id).script == script
 
 
 def test_updated_campaign_is_read_back(ledger: Ledger) -> None:
