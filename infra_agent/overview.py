@@ -17,10 +17,12 @@ from infra_agent.commands import Calibration
 from infra_agent.domain import Campaign, CampaignState
 from infra_agent.journal import Journal
 from infra_agent.report import screening_rule, words
+from infra_agent.report.text import short
 from sandboxes.results import Record
 
 BIAS_TAIL = 0.005
 """Each end of the interval of a bias."""
+_REASON_CHARACTERS = 80
 
 
 class Row(Record):
@@ -30,6 +32,8 @@ class Row(Record):
     target: str
     planner: str
     state: CampaignState
+    stop_reason: str
+    """Why it ended; empty while it runs, and when a kill left no time to say."""
     created_at: datetime
     n_changes: int
     n_accepted: int
@@ -92,7 +96,7 @@ def _row(campaign: Campaign, journal: Journal) -> Row:
     signals = [s for s in won[-1].signals if s.role == "objective"] if won else []
     return Row(
         campaign=campaign.id, target=campaign.target_name, planner=campaign.spec.planner.partition(":")[0],
-        state=campaign.state, created_at=campaign.created_at,
+        state=campaign.state, stop_reason=campaign.stop_reason, created_at=campaign.created_at,
         n_changes=journal.number_of_changes, n_accepted=len(journal.accepted),
         last_gain=signals[0].effect if signals else None,
     )  # fmt: skip
@@ -102,7 +106,7 @@ def as_text(found: Sequence[Row]) -> str:
     """The list of campaigns as a table."""
     if not found:
         return f"No campaigns yet. Start one with `infra-agent run TARGET`; shipped targets are: {shipped_names()}"
-    cells = [("campaign", "target", "planner", "state", "started (UTC)", "accepted", "latest gain")]
+    cells = [("campaign", "target", "planner", "state", "started (UTC)", "accepted", "latest gain; why it stopped")]
     for row in found:
         cells.append(
             (
@@ -112,10 +116,17 @@ def as_text(found: Sequence[Row]) -> str:
                 row.state.value,
                 f"{row.created_at:%Y-%m-%d %H:%M}",
                 f"{row.n_accepted} of {row.n_changes}",
-                words.gain_of(row.last_gain) if row.last_gain else "",
+                "; ".join(_remarks(row)),
             )
         )
     return table(cells) + "\n\nSee one with `infra-agent show CAMPAIGN`."
+
+
+def _remarks(row: Row) -> list[str]:
+    """The latest gain, and of a campaign that ended before its time the reason."""
+    gain = [words.gain_of(row.last_gain)] if row.last_gain else []
+    stopped = row.state in (CampaignState.STOPPED, CampaignState.FAILED)
+    return [*gain, short(row.stop_reason, _REASON_CHARACTERS)] if stopped else gain
 
 
 def table(cells: Sequence[Sequence[str]]) -> str:

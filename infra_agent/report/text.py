@@ -59,7 +59,7 @@ def duration(seconds: float) -> str:
 
 
 def _status(report: Report) -> str:
-    return "running, or cut off" if report.state.value == "running" else report.state.value
+    return "interrupted: no process runs it" if report.state.value == "interrupted" else report.state.value
 
 
 def _ending(report: Report, width: int) -> list[str]:

@@ -56,6 +56,8 @@ def count(number: int, noun: str) -> str:
 def headline(report: Report) -> str:
     """The result in one sentence."""
     original = report.comparisons[0]
+    if report.state is CampaignState.FAILED:
+        return f"Failed: {original.against} itself does not pass, so no change can be measured against it."
     so_far = "" if report.state is CampaignState.COMPLETE else "Not finished. So far: "
     if not report.n_accepted:
         return so_far + _nothing_found(report, original.against)
@@ -261,7 +263,11 @@ def next_commands(report: Report) -> tuple[str, ...]:
     """What to type next, most useful first."""
     resume = f"infra-agent run --resume {report.campaign}"
     commands = []
-    if report.state is not CampaignState.COMPLETE:
+    if report.state is CampaignState.FAILED:
+        return (f"{run_command(report.directory, report.planner)}  # once the target is mended",)
+    if report.state is CampaignState.RUNNING:
+        commands.append(f"infra-agent show {report.campaign}  # again, while it runs")
+    elif report.state is not CampaignState.COMPLETE:
         commands.append(f"{resume}  # continue where it stopped; nothing finished is measured again")
     if report.patch:
         commands.append(_use_patch(report))
@@ -293,7 +299,16 @@ def _go_on(report: Report, resume: str) -> Sequence[str]:
     return ()
 
 
+def run_command(directory: str, planner: str) -> str:
+    """The command that starts a campaign like one before."""
+    return f"infra-agent run {_target(directory)} --planner {shlex.quote(planner)}"
+
+
 def target_name(report: Report) -> str:
     """The target as a command takes it."""
-    path = PurePath(report.directory)
-    return path.name if SHIPPED in path.parts else shlex.quote(report.directory)
+    return _target(report.directory)
+
+
+def _target(directory: str) -> str:
+    path = PurePath(directory)
+    return path.name if SHIPPED in path.parts else shlex.quote(directory)

@@ -27,7 +27,7 @@ def campaign_lock(directory: Path, campaign_id: str) -> Iterator[None]:
         StoreUnavailable: the lock file can't be made.
     """
     with _lock_file(directory / f"{campaign_id}.lock") as file:
-        if not _take(file):
+        if not _take(file) and not _take_soon(file):
             holder = file.read().strip()
             who = f"process {holder}" if holder else "another process"
             raise WrongUse(f"campaign {campaign_id} is being run by {who}; wait for it, or end it first")
@@ -38,6 +38,20 @@ def campaign_lock(directory: Path, campaign_id: str) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
+
+
+def is_locked(directory: Path, campaign_id: str) -> bool:
+    """Whether a process of this machine runs the campaign."""
+    try:
+        with (directory / f"{campaign_id}.lock").open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise refused_file(error, str(directory)) from error
+    return False
 
 
 @contextmanager
@@ -65,6 +79,12 @@ def _lock_file(path: Path) -> Iterator[IO[str]]:
         raise refused_file(error, str(path)) from error
     with file:
         yield file
+
+
+def _take_soon(file: IO[str]) -> bool:
+    """Try once more: whoever asks `is_locked` holds the lock for a moment."""
+    time.sleep(_POLL_S)
+    return _take(file)
 
 
 def _take(file: IO[str]) -> bool:

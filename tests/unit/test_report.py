@@ -325,13 +325,30 @@ def test_a_gain_that_broke_a_guardrail_is_told_apart() -> None:
     assert "1 change did better but broke a guardrail or a gate" in said
 
 
-def test_an_unfinished_campaign_says_so_and_how_to_go_on() -> None:
+@pytest.mark.parametrize("state", [CampaignState.STOPPED, CampaignState.INTERRUPTED])
+def test_an_unfinished_campaign_says_so_and_how_to_go_on(state: CampaignState) -> None:
     running = experiment(1, "change", state=State.RUNNING, verdict=None, commit=None)
-    found = report(baseline(), running, state=CampaignState.RUNNING, stop_reason="")
+    found = report(baseline(), running, state=state, stop_reason="")
     assert found.headline.startswith("Not finished. So far: Nothing better")
     assert found.next[0].startswith("infra-agent run --resume cmp_1  # ")
     assert found.tried[0].outcome == "running"
-    assert "running, or cut off" in render_text(found)
+    assert f"campaign cmp_1: {state.value}" in render_text(found)
+
+
+def test_a_campaign_that_is_being_run_is_not_to_be_resumed() -> None:
+    found = report(baseline(), state=CampaignState.RUNNING, stop_reason="")
+    assert found.headline.startswith("Not finished.")
+    assert found.next[0].startswith("infra-agent show cmp_1  # ")
+    assert not any("--resume" in command for command in found.next)
+
+
+def test_a_target_that_fails_by_itself_asks_for_a_new_campaign() -> None:
+    found = report(state=CampaignState.FAILED, stop_reason="the unchanged target fails: build exited with status 1")
+    assert found.headline == (
+        "Failed: the original launch.toml itself does not pass, so no change can be measured against it."
+    )
+    assert found.next == ("infra-agent run /repo/engine --planner search  # once the target is mended",)
+    assert "failed; why it stopped: the unchanged target fails" in render_text(found)
 
 
 def test_knobs_are_shown_as_was_and_now_with_the_engines_default() -> None:
