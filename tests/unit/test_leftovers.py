@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from infra_agent.errors import PlatformFailed
 from infra_agent.leftovers import NOTE, temporary_files
+from sandboxes.bubblewrap import probe_host
+from sandboxes.confinement import find_tools
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +58,47 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(campaign: Path, tmpdi
     assert list(left.glob("*/tree"))
     with temporary_files(campaign) as place:
         assert list(tmpdir_of_the_test.iterdir()) == [place] != [left]
+
+
+@pytest.mark.skipif(not probe_host().available, reason="this host refuses a sandbox")
+def test_a_sandbox_that_outlived_its_run_is_ended_by_the_next_one(campaign: Path, tmpdir_of_the_test: Path) -> None:
+    places = [tmpdir_of_the_test / name for name in ("ia-0badc0de", "ia-12345678")]
+    with contextlib.ExitStack() as stack:
+        mine, another = [stack.enter_context(sandbox_below(place)) for place in places]
+        (campaign / NOTE).symlink_to(places[0])
+        with temporary_files(campaign):
+            assert mine.wait(timeout=30) == 128 + signal.SIGKILL
+            assert not places[0].exists()
+            assert another.poll() is None
+
+
+@contextlib.contextmanager
+def sandbox_below(place: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose /tree is mounted from below `place`, as one that a kill has orphaned."""
+    tree = place / "ia-inner" / "candidate"
+    tree.mkdir(parents=True)
+    command = [
+        "--unshare-user",
+        "--unshare-pid",
+        "--ro-bind",
+        "/",
+        "/",
+        "--bind",
+        str(tree),
+        "/mnt",
+        "--as-pid-1",
+        "--die-with-parent",
+    ]
+    says = "echo ready; exec sleep 600"
+    with subprocess.Popen(
+        [str(find_tools().bwrap), *command, "sh", "-c", says], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
