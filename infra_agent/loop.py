@@ -72,8 +72,8 @@ class Desk(NamedTuple):
 def run_campaign(desk: Desk) -> tuple[str, str]:
     """Run the campaign to its end; returns who ended it (`budget` or `planner`) and why.
 
-    Raises ModelUnavailable, BaselineFailed, SandboxError and StoreUnavailable; after any of them the campaign
-    can be resumed.
+    Raises ModelUnavailable, BaselineFailed, SandboxError and StoreUnavailable. After any of them the campaign can be
+    resumed, unless its very first baseline failed.
     """
     spec, base = desk.campaign.spec, desk.campaign.base_commit
     journal = desk.journal()

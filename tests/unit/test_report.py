@@ -348,7 +348,7 @@ def test_a_target_that_fails_by_itself_asks_for_a_new_campaign() -> None:
         "Failed: the original launch.toml itself does not pass, so no change can be measured against it."
     )
     assert found.next == ("infra-agent run /repo/engine --planner search  # once the target is mended",)
-    assert "failed; why it stopped: the unchanged target fails" in render_text(found)
+    assert "campaign cmp_1: failed\n  why it stopped: the unchanged target fails" in render_text(found)
 
 
 def test_knobs_are_shown_as_was_and_now_with_the_engines_default() -> None:

@@ -16,7 +16,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the column; campaigns of earlier versions kept none."""
-    op.add_column("campaign", sa.Column("script", sa.JSON, nullable=False, server_default="[]"))
+    op.add_column("campaign", sa.Column("script", sa.JSON))
 
 
 def downgrade() -> None:
