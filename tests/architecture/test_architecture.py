@@ -30,7 +30,8 @@ LAYERS = {
         {"rules"},
     ),
     "infra_agent": (
-        {"errors", "places", "settings", "host"},
+        {"errors", "places", "host"},
+        {"settings"},
         {"domain", "target"},
         {"journal", "catalogue", "launch", "packages", "scaffold"},
         {"policy", "planner", "store", "bench", "request"},

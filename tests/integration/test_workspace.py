@@ -14,8 +14,9 @@ from sandboxes.workspace import (
     ChangedFile,
     PatchRefused,
     Repository,
+    RepositoryLost,
     SourceDirty,
-    WorkspaceError,
+    SourceRefused,
     matches,
     protect,
 )
@@ -226,20 +227,20 @@ def test_broken_repository_is_not_taken_for_no_repository(
     source: Path, create: Callable[..., tuple[Repository, str, str]]
 ) -> None:
     (source / ".git" / "index").write_bytes(b"not an index")
-    with pytest.raises(WorkspaceError, match="index"):
+    with pytest.raises(SourceRefused, match="index"):
         create(source)
 
 
 def test_directory_that_does_not_exist_is_named(
     tmp_path: Path, create: Callable[..., tuple[Repository, str, str]]
 ) -> None:
-    with pytest.raises(WorkspaceError, match="nowhere is not a directory"):
+    with pytest.raises(SourceRefused, match="nowhere is not a directory"):
         create(tmp_path / "nowhere")
 
 
 def test_empty_target_is_refused(tmp_path: Path, create: Callable[..., tuple[Repository, str, str]]) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(WorkspaceError, match="empty holds no files"):
+    with pytest.raises(SourceRefused, match="empty holds no files"):
         create(tmp_path / "empty")
 
 
@@ -284,7 +285,7 @@ def test_link_that_leads_out_of_the_target_is_named(
 ) -> None:
     (source / "model").symlink_to(leads)
     commit_all(source)
-    with pytest.raises(WorkspaceError, match="leads out of the target"):
+    with pytest.raises(SourceRefused, match="leads out of the target"):
         create(source)
 
 
@@ -302,7 +303,7 @@ def test_submodule_is_part_of_the_target_once_checked_out(
     repository.checkout(base, tmp_path / "out")
     assert files_of(tmp_path / "out")["third/lib/lib.c"] == b"int g;\n"
     git(source, "submodule", "--quiet", "deinit", "--force", "third/lib")
-    with pytest.raises(WorkspaceError, match="third/lib is a submodule that is not checked out"):
+    with pytest.raises(SourceRefused, match="third/lib is a submodule that is not checked out"):
         Repository.create(tmp_path / "second", source)
 
 
@@ -608,9 +609,9 @@ def test_commits_survive_garbage_collection(campaign: tuple[Repository, str]) ->
 
 def test_unknown_commit_is_a_failure_of_the_platform(campaign: tuple[Repository, str], tmp_path: Path) -> None:
     repository, _ = campaign
-    with pytest.raises(WorkspaceError, match="failed"):
+    with pytest.raises(RepositoryLost, match="failed"):
         repository.checkout("0" * 40, tmp_path / "out")
-    with pytest.raises(WorkspaceError):
+    with pytest.raises(RepositoryLost):
         repository.apply("0" * 40, KERNEL_PATCH, unchanged)
 
 
