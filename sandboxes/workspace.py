@@ -217,9 +217,8 @@ class Repository:
             return _git(self.path, *args)
         except WorkspaceError as error:
             raise RepositoryLost(
-                f"{self.path}: this campaign's repository is gone or damaged ({error}). It can't be resumed: start anew "
-                "with `infra-agent run TARGET`. What was measured is kept: `infra-agent list`, `infra-agent show "
-                "CAMPAIGN --json`"
+                f"{self.path}: this campaign's repository is gone or damaged ({error}). The campaign can't be resumed: "
+                "start anew with `infra-agent run TARGET`. What was measured is kept: `infra-agent show CAMPAIGN`"
             ) from error
 
     def _archive(self, commit: str) -> bytes:
@@ -345,9 +344,7 @@ def _source_files(source: Path) -> tuple[list[str], str]:
     try:
         tracked, commit = _tracked_files(source)
     except WorkspaceError as error:
-        raise SourceRefused(
-            f"{source}: its git repository can't be read; mend it, or give a copy without .git: {error}"
-        ) from error
+        raise SourceRefused(f"{source}: mend this git repository, or give a copy without .git: {error}") from error
     if not tracked:
         raise SourceRefused(f"{source} holds no files")
     for name in tracked:
@@ -381,9 +378,7 @@ def _all_files(source: Path) -> Iterator[str]:
     """Everything below `source` that is no directory. Raises SourceRefused for a directory that can't be read."""
 
     def refuse(error: OSError) -> None:
-        raise SourceRefused(
-            f"{error.filename} can't be read ({error.strerror}); change its permissions or move it away"
-        )
+        raise SourceRefused(f"{error.filename} can't be read ({error.strerror}); change its permissions")
 
     for directory, subdirectories, files in os.walk(source, onerror=refuse):
         subdirectories[:] = [name for name in subdirectories if name not in ("__pycache__", ".git")]

@@ -87,11 +87,11 @@ def open_store(url: str, *, migrations: Path = MIGRATIONS) -> Store:
             version, or lies on a network file system, where SQLite's WAL loses data.
     """
     engine = _engine(url)
-    store = Store(engine, engine.url.render_as_string(hide_password=True))
     path = _sqlite_path(engine.url)
+    if path is not None:
+        _refuse_network(path)
+    store = Store(engine, engine.url.render_as_string(hide_password=True))
     try:
-        if path is not None:
-            _refuse_network(path)
         lock = path.with_name(f"{path.name}.lock") if path is not None else None
         with waiting_lock(lock, timeout_s=_MIGRATION_TIMEOUT_S) if lock else nullcontext():
             _prepare(engine, store.place, migrations)
@@ -118,7 +118,8 @@ def _reading(path: Path, migrations: Path) -> Engine | None:
         engine = create_engine("sqlite://", creator=partial(sqlite3.connect, uri, uri=True), poolclass=NullPool)
         _listen(engine)
         with suppress(StoreUnavailable), translated(uri), engine.connect() as connection:
-            with connection.execution_options(read_only=True).begin():
+            connection.execution_options(read_only=True)
+            with connection.begin():
                 if is_current(connection, migrations):
                     return engine
     return None

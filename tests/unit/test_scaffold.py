@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra_agent.errors import WrongUse
-from infra_agent.scaffold import init, target_name, template
+from infra_agent.scaffold import as_text, init, target_name, template
 from infra_agent.target import TargetSpec, load_target, parse_target
 from sandboxes.contention import Limit
 from sandboxes.sandbox import Limits
@@ -25,7 +25,7 @@ def everything() -> str:
 
 
 def test_what_init_writes_can_be_loaded(tmp_path: Path) -> None:
-    said = init(tmp_path)
+    said = as_text(init(tmp_path))
     spec, text = load_target(tmp_path)
     assert spec.objective.probe == "microbench"
     assert "<-" in text
@@ -84,7 +84,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_tell_tale_files_give_hints(tmp_path: Path) -> None:
     (tmp_path / "Makefile").touch()
     (tmp_path / "model.gguf").touch()
-    said = init(tmp_path)
+    said = as_text(init(tmp_path))
     assert "a Makefile is here" in said
     assert "GGUF" in said
     assert "CMake" not in said
