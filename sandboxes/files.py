@@ -43,6 +43,11 @@ def advice(error: OSError) -> str | None:
     return _ADVICE.get(error.errno or 0)
 
 
+def advice_on(said: str) -> str | None:
+    """The same for what another program said."""
+    return next((what for number, what in _ADVICE.items() if os.strerror(number) in said), None)
+
+
 def refusal(error: OSError, place: str | Path) -> str:
     """A message for people: the place, what to do and what the system said."""
     what = advice(error) or "it can't be used; choose another path"

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from sandboxes.files import open_regular, refusal
+from sandboxes.files import advice_on, open_regular, refusal
 from sandboxes.sandbox import SandboxError
 
 MAX_PATCH_BYTES = 1 << 20
@@ -110,7 +110,8 @@ def _git(directory: Path, *args: str, stdin: bytes = b"") -> bytes:
         ) from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip()
-        raise WorkspaceError(f"git {' '.join(args)[:80]} failed: {said[-600:]}")
+        what = advice_on(said)
+        raise WorkspaceError(f"git {args[0]} failed in {directory}: {said[-600:]}{f'; {what}' if what else ''}")
     return done.stdout
 
 
@@ -148,18 +149,27 @@ class Repository:
             raise
 
     def checkout(self, commit: str, destination: Path) -> None:
-        """Write the files of a commit into `destination`, without any .git. Raises RepositoryLost, WorkspaceError."""
+        """Write the files of a commit into `destination`, which is absent or empty, without any .git: all of them or,
+        also if this process is killed, none. Raises RepositoryLost, WorkspaceError."""
         with _writing(destination):
-            destination.mkdir(parents=True, exist_ok=True)
-            # By hand: tarfile's safe extraction came only with Python 3.11.4.
-            for name, (mode, data) in _tar_contents(self._archive(commit)).items():
-                path = destination / os.fsdecode(name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if mode == "120000":
-                    path.symlink_to(os.fsdecode(data))
-                else:
-                    path.write_bytes(data)
-                    path.chmod(0o755 if mode == "100755" else 0o644)
+            files = _tar_contents(self._archive(commit))
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            incoming = Path(tempfile.mkdtemp(dir=destination.parent, prefix=".incoming-"))
+            try:
+                incoming.chmod(0o755)
+                # By hand: tarfile's safe extraction came only with Python 3.11.4.
+                for name, (mode, data) in files.items():
+                    path = incoming / os.fsdecode(name)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    if mode == "120000":
+                        path.symlink_to(os.fsdecode(data))
+                    else:
+                        path.write_bytes(data)
+                        path.chmod(0o755 if mode == "100755" else 0o644)
+                incoming.rename(destination)
+            except BaseException:
+                shutil.rmtree(incoming, ignore_errors=True)
+                raise
 
     def apply(self, parent: str, patch: str, edit: Callable[[Path], None]) -> str:
         """Apply `patch` to `parent`, let `edit` change the tree further, and commit. The same change on the same

@@ -1,17 +1,21 @@
-"""The command line: `infra-agent`, or `python -m infra_agent.cli`. The only home of typer and rich."""
+"""The command line: `infra-agent`, or `python -m infra_agent.cli`. The only home of typer and rich.
+
+Imports almost nothing, so that Ctrl-C is answered from the start.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from typing import NoReturn
 
 INTERRUPTED = 130
+_INTERRUPTED_JSON = (
+    b'{"error": {"type": "KeyboardInterrupt", "message": "interrupted"}, "exit_code": %d}\n' % INTERRUPTED
+)
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Entry point: run the command line and exit with its code."""
     for descriptor in (0, 1, 2):  # else the first files to be opened would take the place of a closed stream
         _plug(descriptor)
@@ -30,12 +34,11 @@ def _plug(descriptor: int) -> None:
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
 
 
-def leave(number: int, frame: object) -> NoReturn:
+def leave(number: int, frame: object) -> None:
     """Ctrl-C while there is nothing to close: before the command and after it."""
-    message = {"error": {"type": "KeyboardInterrupt", "message": "interrupted"}, "exit_code": INTERRUPTED}
     try:
         os.write(2, b"infra-agent: interrupted\n")
         if "--json" in sys.argv:
-            os.write(1, json.dumps(message).encode() + b"\n")
+            os.write(1, _INTERRUPTED_JSON)
     finally:
         os._exit(INTERRUPTED)

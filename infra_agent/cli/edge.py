@@ -95,7 +95,7 @@ def _unexpected(error: BaseException, as_json: bool) -> int:
     if isinstance(error, BrokenPipeError) and reader_is_gone():
         raise ReaderGone
     if isinstance(error, OSError) and advice(error):
-        message = refusal(error, error.filename2 or error.filename or "a file")
+        message = refusal(error, error.filename2 or error.filename or "a file of infra-agent or its output")
         return _fail(error, message, PLATFORM, as_json)
     if isinstance(error, ClickError):
         message = str(getattr(error, "format_message", error.__str__)())
