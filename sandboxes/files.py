@@ -44,8 +44,8 @@ def advice(error: OSError) -> str | None:
 
 
 def advice_on(said: str) -> str | None:
-    """The same for what another program said."""
-    return next((what for number, what in _ADVICE.items() if os.strerror(number) in said), None)
+    """The same for what another program said, where it is not the program that was wrong about a path."""
+    return next((w for number, w in _ADVICE.items() if number != errno.ENOENT and os.strerror(number) in said), None)
 
 
 def refusal(error: OSError, place: str | Path) -> str:

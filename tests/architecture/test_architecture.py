@@ -30,8 +30,8 @@ LAYERS = {
         {"rules"},
     ),
     "infra_agent": (
-        {"errors", "places", "host"},
-        {"settings"},
+        {"errors", "places", "fields", "host"},
+        {"settings", "knobs"},
         {"domain", "target"},
         {"journal", "catalogue", "launch", "packages", "scaffold"},
         {"policy", "planner", "store", "bench", "request"},

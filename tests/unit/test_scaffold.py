@@ -21,6 +21,7 @@ def everything() -> str:
     """The template with its commented examples in force, and the objective measured by one of them: all
     guardrails are measured by the objective's probe."""
     text = template().replace("@NAME@", "t").replace('probe = "microbench"', 'probe = "load"')
+    text = text.replace('editable = ["src"]', 'editable = ["src", "launch.toml"]')
     return "\n".join(COMMENTED.sub("", line) for line in text.splitlines())
 
 

@@ -172,7 +172,7 @@ def test_shipped_targets_are_valid(path: Path) -> None:
         ('name = "engine"', 'name = "../../engine"', "packages.0.name", "should match pattern"),
         ('during = "load"', "", "probes.3.during", "Field required"),
         ('traffic = "traffic.json"', 'traffic = "/etc/passwd"', "probes.2.traffic", "stay inside it"),
-        ("requires = { flash = [true] }", "requires = 5", "knobs.1.conditions.0.requires", "valid dictionary"),
+        ("requires = { flash = [true] }", "requires = 5", "knobs.1.conditions.0.requires", "an object"),
         ('command = ["serve"]', 'command = ["serve"]\nport = 80', "server.port", "Extra inputs"),
     ],
 )
