@@ -34,6 +34,12 @@ def test_what_init_writes_can_be_loaded(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["target.toml"]
 
 
+def test_commands_to_type_are_quoted(tmp_path: Path) -> None:
+    directory = tmp_path / "my engine"
+    directory.mkdir()
+    assert init(directory).commands[1] == f"infra-agent run '{directory}'"
+
+
 def test_every_commented_example_is_valid_too() -> None:
     spec = parse_target(everything(), "template")
     assert {p.method for p in spec.probes} == {
