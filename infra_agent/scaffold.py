@@ -51,7 +51,10 @@ def init(directory: Path, force: bool = False) -> Written:
     path = directory / FILE_NAME
     if path.exists() and not force:
         raise WrongUse(f"{path} exists already; edit it, or overwrite it with --force")
-    name, typed = target_name(directory), shlex.quote(str(directory))
+    name, typed = (
+        target_name(directory),
+        shlex.quote(f"./{directory}" if str(directory).startswith("-") else str(directory)),
+    )
     text = template().replace(_NAME, name)
     parse_target(text, str(path))  # never leaves a file behind that can't be read
     try:

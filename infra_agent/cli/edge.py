@@ -15,7 +15,7 @@ from infra_agent.cli import INTERRUPTED, leave
 from infra_agent.cli.app import DONE, PIPE, PLATFORM, WRONG_USE, app
 from infra_agent.cli.output import OutputRefused, ReaderGone, discard, note, reader_is_gone, result
 from infra_agent.domain import now
-from infra_agent.errors import InfraAgentError
+from infra_agent.errors import InfraAgentError, WrongUse
 from infra_agent.settings import load_settings
 from sandboxes.files import advice, refusal
 from sandboxes.sandbox import SandboxError
@@ -61,6 +61,8 @@ def execute(arguments: list[str]) -> int:
 
 def _execute(arguments: list[str], as_json: bool) -> int:
     try:
+        if any("\udc80" <= character <= "\udcff" for character in "".join(arguments)):
+            raise WrongUse("an argument is not valid UTF-8 text; use names that are")
         code = app(arguments, prog_name="infra-agent", standalone_mode=False)
     except (ReaderGone, OutputRefused):
         raise
