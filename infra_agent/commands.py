@@ -29,7 +29,7 @@ from infra_agent.store import ArtefactFiles, Store, campaign_lock, is_locked, ne
 from infra_agent.target import TargetSpec, load_target, parse_target
 from sandboxes.results import Run
 from sandboxes.sandbox import SandboxError
-from sandboxes.workspace import Repository, SourceDirty, WorkspaceError
+from sandboxes.workspace import Repository, RepositoryLost, SourceRefused, WorkspaceError
 
 Watch = Callable[[Event], None]
 Say = Callable[[str], None]
@@ -63,7 +63,7 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
         _, base, source = Repository.create(
             campaign_directory(settings, campaign_id) / "repo", directory, target.hidden
         )
-    except SourceDirty as error:
+    except SourceRefused as error:
         raise WrongUse(str(error)) from error
     except WorkspaceError as error:
         raise PlatformFailed(str(error)) from error
@@ -241,7 +241,7 @@ def calibrate(settings: Settings, target: str, pairs: int, fresh: bool, say: Say
     except InfraAgentError:
         failed = True  # the message may name the logs
         raise
-    except SourceDirty as error:
+    except SourceRefused as error:
         raise WrongUse(str(error)) from error
     except SandboxError as error:
         raise PlatformFailed(str(error)) from error
@@ -300,7 +300,8 @@ def _as_it_is(settings: Settings, campaign: Campaign) -> Campaign:
 
 
 def result(settings: Settings, campaign_id: str) -> report.Report:
-    """What a campaign has found so far, or in the end. Raises NotFound, PlatformFailed."""
+    """What a campaign has found so far, or in the end. Where its repository is lost, what the database holds, with
+    a warning. Raises NotFound, PlatformFailed."""
     found, journal = campaign(settings, campaign_id)
     spec = parse_target(found.target_toml, f"{found.spec.target}/target.toml")
     with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
@@ -310,9 +311,18 @@ def result(settings: Settings, campaign_id: str) -> report.Report:
     try:
         patch = repository.diff(base, best) if best != base else ""
         before, after = (_knobs_of(repository, commit, spec) for commit in (base, best))
+    except RepositoryLost as error:
+        return _without_repository(report.build(found, spec, journal, report.Result(noise=noise)), str(error))
     except SandboxError as error:
-        raise PlatformFailed(f"{error}\nThe repository of campaign {found.id} is gone or damaged.") from error
+        raise PlatformFailed(str(error)) from error
     return report.build(found, spec, journal, report.Result(patch, before, after, noise))
+
+
+def _without_repository(found: report.Report, warning: str) -> report.Report:
+    """What can still be said: neither patch nor knobs, nor that an unmeasured control arm equals the result."""
+    arms = tuple(c for c in found.comparisons if not (c.kind == "control" and c.is_identical))
+    warnings = (*found.warnings, warning)
+    return found.model_copy(update={"comparisons": arms, "warnings": warnings, "next": ()})
 
 
 def _knobs_of(repository: Repository, commit: str, spec: TargetSpec) -> dict[str, Scalar | None]:

@@ -12,6 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import Field
+
 from sandboxes.results import Record
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -31,8 +33,8 @@ class Contention(Record):
 class Limit(Record):
     """Above which shares a pair counts as disturbed."""
 
-    foreign_cpu_share: float = 0.15
-    steal_share: float = 0.05
+    foreign_cpu_share: float = Field(default=0.15, ge=0)
+    steal_share: float = Field(default=0.05, ge=0)
 
     def disturbed(self, contention: Contention) -> bool:
         """Whether the interval must be measured again."""

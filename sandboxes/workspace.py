@@ -15,10 +15,12 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from sandboxes.files import advice_on, open_regular, refusal
 from sandboxes.sandbox import SandboxError
 
 MAX_PATCH_BYTES = 1 << 20
@@ -47,7 +49,19 @@ class WorkspaceError(SandboxError):
     """git failed on the campaign's repository."""
 
 
-class SourceDirty(Exception):
+class GitMissing(Exception):
+    """git can't be started; install it (Debian: apt-get install git)."""
+
+
+class RepositoryLost(Exception):
+    """A campaign's repository is gone or damaged: nothing can be run on it any more."""
+
+
+class SourceRefused(Exception):
+    """The target's directory can't be taken over as it is."""
+
+
+class SourceDirty(SourceRefused):
     """The target's directory has uncommitted changes; what is measured must be what a commit says."""
 
     def __init__(self, directory: Path, files: Sequence[str]) -> None:
@@ -93,11 +107,15 @@ def _git(directory: Path, *args: str, stdin: bytes = b"") -> bytes:
             env=clean,
             check=False,
         )
-    except FileNotFoundError:
-        raise WorkspaceError("git is not installed; install it (Debian: apt-get install git)") from None
+    except OSError as error:
+        raise GitMissing(
+            f"git can't be started ({error.strerror}); install it (Debian: apt-get install git) and see that it is on "
+            "the PATH"
+        ) from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip()
-        raise WorkspaceError(f"git {' '.join(args)[:80]} failed: {said[-600:]}")
+        what = advice_on(said)
+        raise WorkspaceError(f"git {args[0]} failed in {directory}: {said[-600:]}{f'; {what}' if what else ''}")
     return done.stdout
 
 
@@ -113,45 +131,56 @@ class Repository:
         """Make the repository from the target in `source`, without its hidden paths.
 
         Returns it, its first commit, and where the source stood: the commit of the user's repository, or
-        `tree:HASH` for a directory under no version control. Raises SourceDirty.
+        `tree:HASH` for a directory under no version control. Leaves nothing behind if it fails.
+
+        Raises SourceRefused (SourceDirty), GitMissing, WorkspaceError.
         """
         files, origin = _source_files(source)
-        path.mkdir(parents=True, exist_ok=True)
-        _git(path, "init", "--quiet", "--bare", "--template=", ".")
-        _ignore_attributes(path)
-        with tempfile.TemporaryDirectory(prefix="infra-agent-") as staged:
-            for name in files:
-                if matches(PurePosixPath(name), hidden):
-                    continue
-                target = Path(staged) / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source / name, target, follow_symlinks=False)
-            repository = cls(path)
-            base = repository._commit(Path(staged), parent=None, message="the target as it was")
-        return repository, base, origin or f"tree:{repository.tree(base)}"
+        try:
+            with _writing(path):
+                path.mkdir(parents=True, exist_ok=True)
+                _git(path, "init", "--quiet", "--bare", "--template=", ".")
+                _ignore_attributes(path)
+                with tempfile.TemporaryDirectory(prefix="infra-agent-") as staged:
+                    for name in files:
+                        if not matches(PurePosixPath(name), hidden):
+                            _copy(source / name, Path(staged) / name)
+                    repository = cls(path)
+                    base = repository._commit(Path(staged), parent=None, message="the target as it was")
+                return repository, base, origin or f"tree:{repository.tree(base)}"
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
 
     def checkout(self, commit: str, destination: Path) -> None:
-        """Write the files of a commit into `destination`, without any .git."""
-        destination.mkdir(parents=True, exist_ok=True)
-        try:
-            # By hand: tarfile's safe extraction came only with Python 3.11.4.
-            for name, (mode, data) in self._files(commit).items():
-                path = destination / os.fsdecode(name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if mode == "120000":
-                    path.symlink_to(os.fsdecode(data))
-                else:
-                    path.write_bytes(data)
-                    path.chmod(0o755 if mode == "100755" else 0o644)
-        except (tarfile.TarError, OSError) as error:
-            raise WorkspaceError(f"{commit[:12]} can't be checked out: {error}") from error
+        """Write the files of a commit into `destination`, which is absent or empty, without any .git: all of them or,
+        also if this process is killed, none. Raises RepositoryLost, WorkspaceError."""
+        with _writing(destination):
+            files = self._files(commit)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            incoming = Path(tempfile.mkdtemp(dir=destination.parent, prefix=".incoming-"))
+            try:
+                incoming.chmod(0o755)
+                # By hand: tarfile's safe extraction came only with Python 3.11.4.
+                for name, (mode, data) in files.items():
+                    path = incoming / os.fsdecode(name)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    if mode == "120000":
+                        path.symlink_to(os.fsdecode(data))
+                    else:
+                        path.write_bytes(data)
+                        path.chmod(0o755 if mode == "100755" else 0o644)
+                incoming.rename(destination)
+            except BaseException:
+                shutil.rmtree(incoming, ignore_errors=True)
+                raise
 
     def apply(self, parent: str, patch: str, edit: Callable[[Path], None]) -> str:
         """Apply `patch` to `parent`, let `edit` change the tree further, and commit. The same change on the same
         parent gives the same commit. Raises PatchRefused with git's reason."""
         if len(patch.encode()) > MAX_PATCH_BYTES:
             raise PatchRefused(f"the patch is larger than {MAX_PATCH_BYTES >> 10} KiB")
-        with tempfile.TemporaryDirectory(prefix="infra-agent-") as directory:
+        with _writing(self.path), tempfile.TemporaryDirectory(prefix="infra-agent-") as directory:
             tree = Path(directory) / "tree"
             self.checkout(parent, tree)
             if patch.strip():
@@ -201,7 +230,7 @@ class Repository:
     def _files(self, commit: str) -> Files:
         """The files of a commit; kept, since a few commits are checked out again and again."""
         if commit not in self._trees:
-            files = _tar_contents(_git(self.path, "archive", "--format=tar", commit))
+            files = _tar_contents(self._read("archive", "--format=tar", commit))
             self._remember(commit, files)
             return files
         self._trees[commit] = self._trees.pop(commit)  # the latest used is dropped last
@@ -215,9 +244,19 @@ class Repository:
             self._trees.pop(next(iter(self._trees)))
         self._trees[commit] = files
 
+    def _read(self, *args: str) -> bytes:
+        """What git says of commits that it was given before: if it can't, they are gone."""
+        try:
+            return _git(self.path, *args)
+        except WorkspaceError as error:
+            raise RepositoryLost(
+                f"{self.path}: this campaign's repository is gone or damaged ({error}). The campaign can't be resumed: "
+                "start anew with `infra-agent run TARGET`. What was measured is kept: `infra-agent show CAMPAIGN`"
+            ) from error
+
     def tree(self, commit: str) -> str:
         """The tree hash of a commit: equal trees are equal candidates, however they came about."""
-        return _git(self.path, "rev-parse", f"{commit}^{{tree}}").decode().strip()
+        return self._read("rev-parse", f"{commit}^{{tree}}").decode().strip()
 
     def diff(self, before: str, after: str) -> str:
         """The unified diff between two commits."""
@@ -230,13 +269,41 @@ class Repository:
     def changes(self, before: str, after: str) -> tuple[list[ChangedFile], str]:
         """The files that differ between two commits, and the unified diff."""
         options = ("--no-ext-diff", "--no-textconv", "--no-renames", "--raw", "--patch", "-z")
-        listed, _, patch = _git(self.path, "diff", *options, before, after).partition(b"\0\0")
+        listed, _, patch = self._read("diff", *options, before, after).partition(b"\0\0")
         parts = listed.decode("utf-8", "replace").split("\0")
         found = []
         for meta, path in zip(parts[0::2], parts[1::2], strict=False):
             old_mode, new_mode, _, _, status = meta.lstrip(":").split()
             found.append(ChangedFile(path, status[0], old_mode, new_mode))
         return found, patch.decode("utf-8", "replace")
+
+
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    """Turn what the system refuses into a WorkspaceError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkspaceError(refusal(error, error.filename2 or error.filename or place)) from error
+    except tarfile.TarError as error:
+        raise WorkspaceError(f"{place}: what git archived can't be read: {error}") from error
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy one file or link of the target. Raises SourceRefused if it can't be read, OSError if it can't be written."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+        return
+    try:
+        file = open_regular(source)
+    except OSError as error:
+        raise SourceRefused(
+            f"{source} can't be read ({error.strerror}); mend it, remove it, or name it under `hidden` in target.toml"
+        ) from error
+    with file, target.open("wb") as copy:
+        shutil.copyfileobj(file, copy)
+        target.chmod(os.fstat(file.fileno()).st_mode & 0o777 | 0o600)
 
 
 def _contents(tree: Path) -> Files:
@@ -293,18 +360,21 @@ def _symlinks(tree: Path) -> dict[str, str]:
 
 
 def _source_files(source: Path) -> tuple[list[str], str]:
-    """The target's files and links, and the user's commit if it is under git. Raises SourceDirty, WorkspaceError."""
+    """The target's files and links, and the user's commit if it is under git. Raises SourceRefused, GitMissing."""
     if not source.is_dir():
-        raise WorkspaceError(f"{source} is not a directory")
-    tracked, commit = _tracked_files(source)
+        raise SourceRefused(f"{source} is not a directory")
+    try:
+        tracked, commit = _tracked_files(source)
+    except WorkspaceError as error:
+        raise SourceRefused(f"{source}: mend this git repository, or give a copy without .git: {error}") from error
     if not tracked:
-        raise WorkspaceError(f"{source} holds no files")
+        raise SourceRefused(f"{source} holds no files")
     for name in tracked:
         path = source / name
         if path.is_symlink():
             _refuse_outside(source, path)
         elif path.is_dir():
-            raise WorkspaceError(f"{path} is a submodule that is not checked out; run `git submodule update --init`")
+            raise SourceRefused(f"{path} is a submodule that is not checked out; run `git submodule update --init`")
     return tracked, commit
 
 
@@ -319,20 +389,30 @@ def _tracked_files(source: Path) -> tuple[list[str], str]:
         listed = b""
     tracked = [os.fsdecode(name) for name in listed.split(b"\0") if name]
     if not tracked:
-        paths = sorted(p for p in source.rglob("*") if p.is_file() or p.is_symlink())
-        names = [p.relative_to(source) for p in paths]
-        return [str(n) for n in names if not {"__pycache__", ".git"} & set(n.parts)], ""
+        return sorted(_all_files(source)), ""
     status = _git(source, "status", "--porcelain", "-z", "--no-renames", ".").decode("utf-8", "replace")
     if dirty := [line for line in status.split("\0") if line.strip()]:
         raise SourceDirty(source, dirty)
     return tracked, commit
 
 
+def _all_files(source: Path) -> Iterator[str]:
+    """Everything below `source` that is no directory. Raises SourceRefused for a directory that can't be read."""
+
+    def refuse(error: OSError) -> None:
+        raise SourceRefused(f"{error.filename} can't be read ({error.strerror}); change its permissions")
+
+    for directory, subdirectories, files in os.walk(source, onerror=refuse):
+        subdirectories[:] = [name for name in subdirectories if name not in ("__pycache__", ".git")]
+        links = [name for name in subdirectories if Path(directory, name).is_symlink()]
+        yield from (str(Path(directory, name).relative_to(source)) for name in (*files, *links) if name != ".git")
+
+
 def _refuse_outside(source: Path, link: Path) -> None:
     """A link that leads out of the target would lead elsewhere in every copy of it."""
     leads = os.path.normpath(link.parent / link.readlink())
     if link.readlink().is_absolute() or not Path(leads).is_relative_to(os.path.normpath(source)):
-        raise WorkspaceError(
+        raise SourceRefused(
             f"{link} is a symbolic link that leads out of the target, to {link.readlink()}; replace it by a file or "
             "a relative link inside the target"
         )

@@ -16,9 +16,10 @@ from typing import Annotated, Any
 import typer
 
 from infra_agent import commands, doctor, overview, scaffold
+from infra_agent.cli import INTERRUPTED
 from infra_agent.cli.output import note, result, result_bytes, shown
 from infra_agent.domain import Campaign, Event
-from infra_agent.errors import InfraAgentError, WrongUse
+from infra_agent.errors import InfraAgentError, PlatformFailed, WrongUse
 from infra_agent.progress import Progress
 from infra_agent.report import Report, render_text
 from infra_agent.request import request
@@ -39,7 +40,7 @@ Exit codes:
   130  interrupted; a campaign can be resumed
   141  whoever read the output went away
 """
-DONE, WRONG_USE, NOTHING_ACCEPTED, PLATFORM, INTERRUPTED, PIPE = 0, 2, 3, 5, 130, 141
+DONE, WRONG_USE, NOTHING_ACCEPTED, PLATFORM, PIPE = 0, 2, 3, 5, 141
 WIDEST = 100
 
 app = typer.Typer(help=HELP, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
@@ -131,6 +132,11 @@ def show(
     if not patch:
         _print_report(report, as_json)
         return DONE
+    if report.n_accepted and not report.patch:
+        raise PlatformFailed(
+            f"the repository of campaign {report.campaign} is gone or damaged, and its patch with it; "
+            f"`infra-agent show {report.campaign}` says what was measured"
+        )
     if not report.patch:
         note(f"campaign {report.campaign} has accepted no change, so there is no patch")
     if as_json:
@@ -170,9 +176,11 @@ def calibrate(
 def init(
     path: Annotated[Path, typer.Argument(help="An existing directory: the repository to optimize.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite a target.toml.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Write a commented target.toml into PATH, to start from."""
-    result(scaffold.init(path, force))
+    written = scaffold.init(path, force)
+    _print(scaffold.as_text(written), written.model_dump(mode="json"), as_json)
     return DONE
 
 

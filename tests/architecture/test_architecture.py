@@ -30,7 +30,8 @@ LAYERS = {
         {"rules"},
     ),
     "infra_agent": (
-        {"errors", "places", "settings", "host"},
+        {"errors", "places", "fields", "host"},
+        {"settings", "knobs"},
         {"domain", "target"},
         {"journal", "catalogue", "launch", "leftovers", "packages", "scaffold"},
         {"policy", "planner", "store", "bench", "request"},

@@ -7,7 +7,10 @@ import errno
 import io
 import json
 import math
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,6 +35,7 @@ from infra_agent.target import load_target
 from sandboxes.sandbox import SandboxUnavailable
 
 Out = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +86,11 @@ def test_no_command_prints_help_and_is_wrong_use(capsys: Out) -> None:
         ["run", "--nonsense"],
         ["show", "cmp_none"],
         ["calibrate", "nowhere"],
+        ["run", ""],
+        ["run", "~nosuchuser/x"],
+        ["run", "a" * 5000],
+        ["run", "tinyserve", "--planner", "script:~nosuchuser/x"],
+        ["show", "\udcff"],
         ["calibrate", "tinyserve", "--pairs", "0"],
         ["init", "/nowhere/at/all"],
     ],
@@ -433,3 +442,154 @@ def test_output_that_cannot_be_encoded_is_no_failure(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(commands, "campaigns", lambda settings: ())
     assert execute(["list"]) == 0
     assert b"No campaigns yet" in raw.getvalue()
+
+
+# Input that is wrong and environments that are broken.
+
+
+KNOB = """
+[launch_file]
+path = "launch.toml"
+[[knobs]]
+name = "n"
+description = "How many"
+key = "n"
+choices = [1, 2]
+"""
+
+
+def toy(directory: Path) -> Path:
+    """A valid target under no version control, with a script of one proposal."""
+    directory.mkdir()
+    init(directory)
+    path = directory / "target.toml"
+    text = path.read_text().replace('editable = ["src"]', 'editable = ["src", "launch.toml"]')
+    path.write_text(f"{text}\n{KNOB}")
+    (directory / "launch.toml").write_text("n = 1\n")
+    (directory / "src").mkdir()
+    (directory / "src" / "a.txt").write_text("a\n")
+    (directory / "p.patch").write_text("--- a/src/a.txt\n+++ b/src/a.txt\n@@ -1 +1 @@\n-a\n+b\n")
+    (directory / "script.toml").write_text('[[propose]]\nclaim = "b"\npatch = "p.patch"\n')
+    return directory
+
+
+def started(directory: Path) -> str:
+    """A campaign on `toy` that is stored and has not run."""
+    spec = CampaignSpec(target=str(toy(directory)), planner="script:script.toml")
+    return commands.start(load_settings(), spec).id
+
+
+@pytest.mark.parametrize("place", ["file", "file/home"])
+@pytest.mark.parametrize("command", ["run", "calibrate", "list", "show"])
+def test_a_home_that_is_a_file_is_a_platform_failure(
+    tmp_path: Path, place: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("INFRA_AGENT_HOME", str(tmp_path / place))
+    target = [str(toy(tmp_path / "toy"))] if command in ("run", "calibrate") else []
+    planner = ["--planner", "script:script.toml"] if command == "run" else []
+    assert execute([command, *target, *planner]) == 5
+    said = capsys.readouterr().err
+    assert said.startswith(f"infra-agent: {tmp_path}/file")
+    assert "choose another path" in said
+
+
+@pytest.mark.parametrize("command", [["list"], ["doctor"], ["show"], ["run", "tinyserve"]])
+def test_a_home_of_nobody_is_wrong_use(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.setenv("INFRA_AGENT_HOME", "~nosuchuser")
+    assert execute(command) == 2
+    assert capsys.readouterr().err.startswith("infra-agent: INFRA_AGENT_HOME=~nosuchuser: ")
+
+
+def test_a_system_that_refuses_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    failing_with(OSError(errno.ENOSPC, "No space left on device", "/full/file"), monkeypatch)
+    assert execute(["list", "--json"]) == 5
+    message = last_line(capsys.readouterr().out)["error"]["message"]
+    assert message.startswith("/full/file: the disk is full; free some space")
+
+
+def test_without_git_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    target = toy(tmp_path / "toy")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for command in (["run", str(target), "--planner", "script:script.toml"], ["calibrate", str(target)]):
+        assert execute(command) == 2
+        assert "apt-get install git" in capsys.readouterr().err
+
+
+def test_a_source_that_cannot_be_taken_over_is_wrong_use(tmp_path: Path, capsys: Out) -> None:
+    target = toy(tmp_path / "toy")
+    os.mkfifo(target / "pipe")
+    for command in (["run", str(target), "--planner", "script:script.toml"], ["calibrate", str(target)]):
+        assert execute(command) == 2
+        assert f"{target}/pipe can't be read (it is not a regular file)" in capsys.readouterr().err
+
+
+def test_a_lost_repository_ends_the_campaign_and_not_what_is_known(tmp_path: Path, home: Path, capsys: Out) -> None:
+    campaign = started(tmp_path / "toy")
+    shutil.rmtree(home / "campaigns" / campaign)
+    assert execute(["show", "--json"]) == 0
+    report = last_line(capsys.readouterr().out)
+    assert report["campaign"] == campaign
+    assert "repository is gone or damaged" in report["warnings"][-1]
+    assert execute(["list"]) == 0
+    capsys.readouterr()
+    for _ in range(2):
+        assert execute(["run", "--resume", campaign]) == 5
+        assert "can't be resumed: start anew with `infra-agent run" in capsys.readouterr().err
+
+
+def test_the_name_of_a_target_leads_to_its_campaigns(tmp_path: Path, capsys: Out) -> None:
+    campaign = started(tmp_path / "toy")
+    for command in (["show", "toy"], ["show", str(tmp_path / "toy")], ["run", "--resume", "toy"]):
+        assert execute(command) == 2
+        assert f"`infra-agent show {campaign}`" in capsys.readouterr().err
+
+
+def test_init_says_in_json_what_it_wrote(tmp_path: Path, capsys: Out) -> None:
+    assert execute(["init", str(tmp_path), "--json"]) == 0
+    found = last_line(capsys.readouterr().out)
+    assert found["path"] == str(tmp_path / "target.toml")
+    assert found["commands"][1] == f"infra-agent run {tmp_path}"
+    assert execute(["init", str(tmp_path), "--json"]) == 2
+    assert last_line(capsys.readouterr().out)["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redirected", "code"),
+    [
+        ("list", ">&-", 141),
+        ("list", "2>&-", 0),
+        ("list", "<&- >&- 2>&-", 141),
+        ("list", ">/dev/full", 5),
+        ("list --json", ">/dev/full", 5),
+        ("list", "2>/dev/full", 0),
+        ("--help", ">/dev/full", 5),
+        ("--help", "| true; exit ${PIPESTATUS[0]}", 141),
+        ("show nothing", ">/dev/full 2>/dev/full", 2),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_no_traceback(arguments: str, redirected: str, code: int) -> None:
+    command = f"{sys.executable} -m infra_agent.cli {arguments} {redirected}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_ctrl_c_before_the_command_has_begun_is_quiet() -> None:
+    """The signal comes while the first import of the edge is under way."""
+    program = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'infra_agent.cli.edge': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from infra_agent.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", program, "list", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "infra-agent: interrupted\n"
+    assert last_line(done.stdout)["exit_code"] == 130

@@ -161,6 +161,12 @@ def test_whether_a_campaign_is_locked_can_be_asked_without_taking_the_lock(tmp_p
     assert not is_locked(tmp_path / "locks", "cmp_1")
 
 
+def test_a_lock_that_cannot_be_made_names_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailable, match=r"file/cmp_1\.lock: .*choose another path"):
+        campaign_lock(tmp_path / "file", "cmp_1").__enter__()
+
+
 def test_a_lock_that_stays_held_ends_the_wait(tmp_path: Path) -> None:
     path = tmp_path / "store.lock"
     with waiting_lock(path, timeout_s=1), pytest.raises(StoreUnavailable, match="wait for it or end it"):
