@@ -33,6 +33,10 @@ class Criteria(Record):
     looks: tuple[int, ...] = (5, 10, 20)
     floor: float = 0.02
     floor_known: bool = False
+    floor_units: int | None = None
+    """A/A pairs that are known of this host."""
+    side_by_side: bool = True
+    """Whether the arms lived side by side; if not, fresh runs followed each other in the order A B B A."""
     changed: tuple[Location, ...]
     """Where the change acts: its knobs and files."""
     stage: str = "screen"

@@ -37,7 +37,8 @@ def render(signal: Signal) -> str:
     if signal.effect is not None:
         e = signal.effect
         known = "measured" if e.floor_known else "assumed"
-        text += f"\n  {e.metric} {e.baseline:.4g} -> {e.measured:.4g}; {e.n_units} pairs; floor {e.floor:.1%} {known}"
+        text += f"\n  {e.metric} medians {e.baseline:.4g} -> {e.measured:.4g}"
+        text += f"; {e.n_units} pairs; floor {e.floor_gain:.1%} {known}"
     for cause in signal.causes:
         text += f"\n  cause? ({cause.support}) {cause.text}" + (
             f" -- refute: {cause.refutable_by}" if cause.refutable_by else ""

@@ -126,6 +126,18 @@ class Quantity(Record):
     hi: float | None = None
 
 
+def as_gain(speedup: float, direction: Direction) -> float:
+    """A threshold of the acceptance rule, on the scale on which gains are reported: both are fractions, but the
+    rule's are of speed (it works on ln(1 + x)), and 25 % more speed is 20 % of the time saved."""
+    return speedup if direction == "maximize" else speedup / (1 + speedup)
+
+
+def as_loss(margin: float, direction: Direction) -> float:
+    """A tolerated loss of the acceptance rule, on the scale on which losses are reported: 25 % more time is a loss
+    of 25 % of the time, or of 20 % of the throughput."""
+    return margin if direction == "minimize" else margin / (1 + margin)
+
+
 class Effect(Record):
     """Candidate against baseline on one metric, as a ratio with an interval over fresh pairs."""
 
@@ -144,14 +156,22 @@ class Effect(Record):
     n_units: int
     n_observations: int
     floor: float
-    """Noise floor of this probe on this host, as a fraction; `floor_known` says whether it was measured."""
+    """Noise floor of this probe on this host that the effect was judged by, as a fraction of speed (`floor_gain` is
+    the same on the scale of `improvement`); `floor_known` says whether it was measured."""
     floor_known: bool
+    floor_units: int | None = None
+    """A/A pairs that were known of this host when the effect was judged; None where that was not kept."""
     quality: Quality = "ok"
 
     @property
     def improvement(self) -> float:
         """Relative gain in the wanted direction; negative is a loss. Throughput +0.20, or time saved 0.20."""
         return self.ratio - 1 if self.direction == "maximize" else 1 - self.ratio
+
+    @property
+    def floor_gain(self) -> float:
+        """The noise floor on the scale of `improvement`."""
+        return as_gain(self.floor, self.direction)
 
     @property
     def improvement_interval(self) -> tuple[float, float]:

@@ -6,7 +6,6 @@ A Bench owns the sandboxes and the records; what a probe does with them stands i
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 import tempfile
@@ -164,6 +163,7 @@ class Bench:
         """End the stage: the candidate's failure is data, the baseline's is not."""
         if arm == "candidate" and self.stage.candidate != self.stage.baseline:
             raise CandidateFailed(message)
+        self.record().save()  # what the failed process said
         raise BaselineFailed(
             f"the unchanged target fails: {message}\nRun the command by hand in the target's directory and mend it; "
             f"logs are in {self.run_directory}"
@@ -183,12 +183,11 @@ class Bench:
         return f"{self.stage.name}-{probe.name}-{rest}" if "." in rest else f"{self.stage.name}-{probe.name}.{rest}"
 
     def append(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Add JSON lines to a file of the run, safe on disk."""
+        """Add JSON lines to a file of the run. A run that is cut off is measured anew, so nothing waits for the
+        disk here; what is kept of a finished one does."""
         with (self.run_directory / name).open("a", encoding="utf-8") as file:
             for line in lines:
                 file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     def keep(self, name: str, format: str, probe: Probe, arm: ArmName | None = None) -> None:
         """List a file of the run as an artefact of a probe."""

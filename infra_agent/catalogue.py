@@ -14,9 +14,14 @@ SHIPPED = "shipped_targets"
 
 def find_target(name: str) -> Path:
     """A target's directory by its path or by the name of a shipped one. Raises WrongUse."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path.resolve()
+    if not name.strip():
+        raise WrongUse("the name of the target is empty; give a directory or a shipped target")
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return path.resolve()
+    except (RuntimeError, ValueError, OSError) as error:  # no such user, a NUL, too long, or no current directory
+        raise WrongUse(f"{name[:200]} can't be a target: {error}") from error
     shipped = {p.name: p for p in shipped_targets()}
     if name in shipped:
         return shipped[name]
@@ -35,13 +40,16 @@ def shipped_targets() -> list[Path]:
 
 def find_script(planner: str, directory: Path) -> str:
     """`script:FILE` with the file's absolute path, so that a resume finds it from anywhere: FILE as given, or
-    else below the target's directory. Any other planner is returned as it is."""
+    else below the target's directory. Any other planner is returned as it is. Raises WrongUse."""
     kind, separator, name = planner.partition(":")
     if kind != "script" or not separator:
         return planner
-    given = Path(name).expanduser()
-    below = directory / name
-    return f"script:{(below if below.is_file() and not given.is_file() else given).absolute()}"
+    try:
+        given = Path(name).expanduser()
+        below = directory / name
+        return f"script:{(below if below.is_file() and not given.is_file() else given).absolute()}"
+    except (RuntimeError, ValueError, OSError) as error:
+        raise WrongUse(f"{name[:200]} can't be a script: {error}") from error
 
 
 def check_needs(spec: TargetSpec) -> None:

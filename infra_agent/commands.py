@@ -10,24 +10,26 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from feedback import stats
-from feedback.observations import Scalar
-from infra_agent import host, loop, report
+from feedback.observations import RuntimeEvent, Scalar
+from feedback.readers.run import read
+from infra_agent import ending, host, loop, report
 from infra_agent.bench import Site
 from infra_agent.catalogue import check_needs, find_script, find_target
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
 from infra_agent.errors import InfraAgentError, PlatformFailed, TargetInvalid, WrongUse
-from infra_agent.experiment import NOISE_MAX_AGE, Lab, measure_noise
+from infra_agent.experiment import NOISE_MAX_AGE, NOISE_RUN, Lab, measure_noise
 from infra_agent.journal import Journal
 from infra_agent.launch import read_knobs
+from infra_agent.leftovers import temporary_files
 from infra_agent.loop import Desk
 from infra_agent.packages import ensure_packages
-from infra_agent.planner.build import build_planner
+from infra_agent.planner.build import build_planner, scripted_proposals
 from infra_agent.settings import Settings
-from infra_agent.store import ArtefactFiles, Store, campaign_lock, new_id, open_store
+from infra_agent.store import ArtefactFiles, Store, campaign_lock, is_locked, new_id, open_store
 from infra_agent.target import TargetSpec, load_target, parse_target
+from sandboxes.results import Run
 from sandboxes.sandbox import SandboxError
-from sandboxes.workspace import Repository, SourceDirty, WorkspaceError
+from sandboxes.workspace import Repository, RepositoryLost, SourceRefused, WorkspaceError
 
 Watch = Callable[[Event], None]
 Say = Callable[[str], None]
@@ -43,9 +45,9 @@ class Ran(NamedTuple):
 
 
 def start(settings: Settings, spec: CampaignSpec) -> Campaign:
-    """Validate the target, store a new campaign and its own repository; runs nothing yet.
+    """Validate the target and the planner, store a new campaign and its own repository; runs nothing yet.
 
-    Raises TargetInvalid, WrongUse (dirty tree, missing programs, no planner).
+    Raises TargetInvalid, WrongUse (dirty tree, missing programs, no planner, a script that can't be used).
     """
     directory = find_target(spec.target)
     target, text = load_target(directory)
@@ -54,13 +56,14 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
         raise TargetInvalid(f"{directory}: the launch file is outside the knobs' own domains: {reason}")
     planner = find_script(spec.planner, directory)
     spec = spec.model_copy(update={"target": str(directory), "planner": planner})
-    build_planner(spec, settings, None)  # one that can't be built is wrong use, before anything is stored
+    script = scripted_proposals(planner, target)
+    build_planner(spec, settings, script)  # one that can't be built is wrong use, before anything is stored
     campaign_id = new_id("cmp")
     try:
         _, base, source = Repository.create(
             campaign_directory(settings, campaign_id) / "repo", directory, target.hidden
         )
-    except SourceDirty as error:
+    except SourceRefused as error:
         raise WrongUse(str(error)) from error
     except WorkspaceError as error:
         raise PlatformFailed(str(error)) from error
@@ -72,6 +75,7 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
         source_commit=source,
         base_commit=base,
         host_fingerprint=host.fingerprint(),
+        script=script,
     )
     with open_store(settings.database_url) as store, store.transaction() as ledger:
         ledger.add_campaign(campaign)
@@ -80,57 +84,62 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
 
 
 def run(settings: Settings, campaign_id: str, watch: Watch, say: Say) -> Ran:
-    """Run a campaign to its end, or resume one that was cut off.
+    """Run a campaign to its end, or resume one that was stopped or cut off.
 
-    Raises WrongUse when it is finished or another process runs it; any other failure leaves it resumable.
+    Raises WrongUse when it is finished, failed for good or another process runs it, and BaselineFailed when the
+    unchanged target fails. Any other failure is stored as the reason why it stopped, and leaves it resumable.
     """
     with ExitStack() as stack:
         store = stack.enter_context(open_store(settings.database_url))
         with store.transaction(read_only=True) as ledger:
+            campaign_id = ledger.campaign(campaign_id).id
+        directory = campaign_directory(settings, campaign_id)
+        stack.enter_context(campaign_lock(directory, campaign_id))
+        with store.transaction(read_only=True) as ledger:  # again, now that nobody changes it
             campaign = ledger.campaign(campaign_id)
-        directory = campaign_directory(settings, campaign.id)
-        stack.enter_context(campaign_lock(directory, campaign.id))
+        ending.refuse_failed(campaign)
         if campaign.state is CampaignState.COMPLETE:
             raise WrongUse(
                 f"campaign {campaign.id} is complete; see it with `infra-agent show {campaign.id}`, or go on "
                 f"with a larger budget: `infra-agent run --resume {campaign.id} --experiments "
                 f"{campaign.spec.budget.experiments + 10}`"
             )
-        desk = _desk(settings, campaign, store, watch, say)
+        started_s, campaign = time.monotonic(), ending.reopened(campaign)
         try:
+            stack.enter_context(temporary_files(directory))
+            desk = _desk(settings, campaign, store, watch, say, started_s)
+            with store.transaction() as ledger:
+                ledger.update_campaign(campaign)
             ended_by, reason = loop.run_campaign(desk)
-        except SandboxError as error:
-            raise PlatformFailed(
-                f"{error}\nNothing was recorded against a change. Continue with "
-                f"`infra-agent run --resume {campaign.id}`."
-            ) from error
-        finally:
-            _keep_time(desk)
-        done = loop.close(campaign, CampaignState.COMPLETE, reason, desk.elapsed_s())
+        except BaseException as error:
+            ended = ending.keep_end(store, campaign, error, campaign.elapsed_s + time.monotonic() - started_s)
+            if isinstance(error, InfraAgentError | SandboxError):
+                raise ending.explained(error, ended) from error
+            raise
+        done = ending.closed(campaign, CampaignState.COMPLETE, reason, desk.elapsed_s())
         with store.transaction() as ledger:
             ledger.update_campaign(done)
             ledger.add_event(campaign.id, "campaign_finished", {"reason": reason})
         return Ran(done, desk.journal(), ended_by)
 
 
-def _keep_time(desk: Desk) -> None:
-    with desk.store.transaction() as ledger:
-        ledger.update_campaign(desk.campaign.model_copy(update={"elapsed_s": desk.elapsed_s()}))
-
-
 def extend(settings: Settings, campaign_id: str, experiments: int | None, minutes: float | None) -> Campaign:
     """Raise a campaign's budget before it is resumed; the limits are totals, not additions.
 
-    Raises WrongUse for a total that is lower than before or spent already, or while the campaign is run.
+    Raises WrongUse for a total that is lower than before or spent already, for a campaign that failed, while one is
+    run, and for a planner that can't be built any more; then the campaign stays as it was.
     """
     given = {"experiments": experiments, "minutes": minutes}
     with open_store(settings.database_url) as store, ExitStack() as stack:
         with store.transaction(read_only=True) as ledger:
             found = ledger.campaign(campaign_id)
-            changes = Journal(experiments=ledger.experiments(found.id)).number_of_changes
         if all(limit is None for limit in given.values()):
             return found
         stack.enter_context(campaign_lock(campaign_directory(settings, found.id), found.id))
+        with store.transaction(read_only=True) as ledger:  # again, now that nobody changes it
+            found = ledger.campaign(found.id)
+            changes = Journal(experiments=ledger.experiments(found.id)).number_of_changes
+        ending.refuse_failed(found)
         least = max(found.spec.budget.experiments, changes + (found.state is CampaignState.COMPLETE))
         if experiments is not None and experiments < least:
             raise WrongUse(f"--experiments is a total: {changes} were made, so give at least {least}")
@@ -138,13 +147,14 @@ def extend(settings: Settings, campaign_id: str, experiments: int | None, minute
             raise WrongUse(f"--minutes is a total: {found.elapsed_s / 60:.1f} are used, so give more")
         budget = found.spec.budget.model_copy(update={k: v for k, v in given.items() if v is not None})
         spec = found.spec.model_copy(update={"budget": budget})
-        found = found.model_copy(update={"spec": spec, "state": CampaignState.RUNNING})
+        build_planner(spec, settings, found.script)
+        found = ending.reopened(found).model_copy(update={"spec": spec})
         with store.transaction() as ledger:
             ledger.update_campaign(found)
         return found
 
 
-def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, say: Say) -> Desk:
+def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, say: Say, started_s: float) -> Desk:
     spec = parse_target(campaign.target_toml, f"{campaign.spec.target}/target.toml")
     directory = campaign_directory(settings, campaign.id)
     with store.transaction(read_only=True) as ledger:
@@ -154,15 +164,15 @@ def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, sa
         campaign=campaign,
         store=store,
         artefacts=ArtefactFiles(settings.home / "artefacts"),
-        planner=build_planner(campaign.spec, settings, StoredCalls(store, campaign.id)),
+        planner=build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id)),
         lab=lab,
         on_event=watch,
-        started_s=time.monotonic(),
+        started_s=started_s,
     )
 
 
 def _noise(find: Callable[..., NoiseUnits | None], fingerprint: str, spec: TargetSpec) -> NoiseUnits | None:
-    return find(fingerprint, spec.name, spec.objective.probe, spec.objective.metric, NOISE_MAX_AGE)
+    return find(fingerprint, spec.name, spec.noise_probe, spec.objective.metric, NOISE_MAX_AGE)
 
 
 def make_lab(
@@ -205,30 +215,33 @@ class Calibration(NamedTuple):
     """What a baseline looks like against itself on this host."""
 
     target: TargetSpec
+    given: str
+    """The target as the user named it."""
     units: tuple[float, ...]
-    floor: stats.NoiseFloor | None
-    """None while fewer than `stats.MIN_FLOOR_UNITS` are known."""
-    minimum_detectable_effect: float | None
-    """Smallest true gain found with 90 % probability at the last look of the first measurement."""
+    """ln(second arm / first) of each A/A pair known, those of earlier calibrations and baselines included."""
+    events: tuple[RuntimeEvent, ...]
+    """One of each pair begun in this calibration: whether it was quiet, repeated, or kept although it was not."""
 
 
 CALIBRATION_PORTION = 5
 """Pairs after which a calibration is stored, so that an interruption loses little."""
 
 
-def calibrate(settings: Settings, target: str, pairs: int, say: Say) -> Calibration:
-    """Measure A/A pairs of the target's objective and store them as this host's noise floor."""
+def calibrate(settings: Settings, target: str, pairs: int, fresh: bool, say: Say) -> Calibration:
+    """Measure A/A pairs of the target's objective and store them as this host's noise floor. With `fresh` those
+    known before are forgotten once the first new ones are there."""
     directory = find_target(target)
     spec, _ = load_target(directory)
     check_needs(spec)
     work = campaign_directory(settings, new_id("cal"))
     failed = False
     try:
-        return _calibrate(settings, spec, directory, work, pairs, say)
+        units, events = _calibrate(settings, spec, directory, work, pairs, fresh, say)
+        return Calibration(spec, target, units, events)
     except InfraAgentError:
         failed = True  # the message may name the logs
         raise
-    except SourceDirty as error:
+    except SourceRefused as error:
         raise WrongUse(str(error)) from error
     except SandboxError as error:
         raise PlatformFailed(str(error)) from error
@@ -237,42 +250,58 @@ def calibrate(settings: Settings, target: str, pairs: int, say: Say) -> Calibrat
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _calibrate(settings: Settings, spec: TargetSpec, directory: Path, work: Path, pairs: int, say: Say) -> Calibration:
+def _calibrate(
+    settings: Settings, spec: TargetSpec, directory: Path, work: Path, pairs: int, fresh: bool, say: Say
+) -> tuple[tuple[float, ...], tuple[RuntimeEvent, ...]]:
     repository, base, _ = Repository.create(work / "repo", directory, spec.hidden)
     lab = make_lab(settings, spec, repository, work / "runs", None, say)
     fingerprint, done = host.fingerprint(), 0
+    events: list[RuntimeEvent] = []
     with open_store(settings.database_url) as store:
         while done < pairs:
             portion = min(CALIBRATION_PORTION, pairs - done)
             shutil.rmtree(work / "runs", ignore_errors=True)
             units = measure_noise(lab, base, portion, fingerprint)
+            found = read(Run.load(work / "runs" / NOISE_RUN))
+            events += [o for o in found if isinstance(o, RuntimeEvent) and o.source == "contention"]
             with store.transaction() as ledger:
+                if fresh and not done:
+                    metric = spec.objective.metric
+                    forgotten = ledger.forget_noise_units(fingerprint, spec.name, spec.noise_probe, metric)
+                    say(f"{forgotten} A/A pairs measured earlier are forgotten")
                 ledger.add_noise_units(units)
                 known = _noise(ledger.noise_units, fingerprint, spec) or units
             done += portion
             say(f"{done} of {pairs} pairs measured and stored")
-    if len(known.units) < stats.MIN_FLOOR_UNITS:
-        return Calibration(spec, known.units, None, None)
-    floor = stats.noise_floor(known.units)
-    effect = stats.minimum_detectable_effect(floor.sd, report.screening_rule(spec, floor.value))
-    return Calibration(spec, known.units, floor, effect)
+    return known.units, tuple(events)
 
 
 def campaigns(settings: Settings) -> tuple[tuple[Campaign, Journal], ...]:
     """All campaigns with their journals, newest first."""
     with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
-        return tuple((c, Journal(experiments=ledger.experiments(c.id))) for c in ledger.campaigns())
+        found = [(_as_it_is(settings, c), ledger.experiments(c.id)) for c in ledger.campaigns()]
+    return tuple((c, Journal(experiments=experiments)) for c, experiments in found)
 
 
 def campaign(settings: Settings, campaign_id: str) -> tuple[Campaign, Journal]:
     """A campaign by id, unique prefix or `latest`, with its journal. Raises NotFound."""
     with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
         found = ledger.campaign(campaign_id)
-        return found, Journal(experiments=ledger.experiments(found.id))
+        return _as_it_is(settings, found), Journal(experiments=ledger.experiments(found.id))
+
+
+def _as_it_is(settings: Settings, campaign: Campaign) -> Campaign:
+    """A killed run could not store its end: what is stored as running and run by no process was interrupted."""
+    directory = campaign_directory(settings, campaign.id)
+    # Where several machines share a database, only the one that has the campaign's directory can tell.
+    if campaign.state is CampaignState.RUNNING and directory.is_dir() and not is_locked(directory, campaign.id):
+        return campaign.model_copy(update={"state": CampaignState.INTERRUPTED})
+    return campaign
 
 
 def result(settings: Settings, campaign_id: str) -> report.Report:
-    """What a campaign has found so far, or in the end. Raises NotFound, PlatformFailed."""
+    """What a campaign has found so far, or in the end. Where its repository is lost, what the database holds, with
+    a warning. Raises NotFound, PlatformFailed."""
     found, journal = campaign(settings, campaign_id)
     spec = parse_target(found.target_toml, f"{found.spec.target}/target.toml")
     with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
@@ -282,9 +311,18 @@ def result(settings: Settings, campaign_id: str) -> report.Report:
     try:
         patch = repository.diff(base, best) if best != base else ""
         before, after = (_knobs_of(repository, commit, spec) for commit in (base, best))
+    except RepositoryLost as error:
+        return _without_repository(report.build(found, spec, journal, report.Result(noise=noise)), str(error))
     except SandboxError as error:
-        raise PlatformFailed(f"{error}\nThe repository of campaign {found.id} is gone or damaged.") from error
+        raise PlatformFailed(str(error)) from error
     return report.build(found, spec, journal, report.Result(patch, before, after, noise))
+
+
+def _without_repository(found: report.Report, warning: str) -> report.Report:
+    """What can still be said: neither patch nor knobs, nor that an unmeasured control arm equals the result."""
+    arms = tuple(c for c in found.comparisons if not (c.kind == "control" and c.is_identical))
+    warnings = (*found.warnings, warning)
+    return found.model_copy(update={"comparisons": arms, "warnings": warnings, "next": ()})
 
 
 def _knobs_of(repository: Repository, commit: str, spec: TargetSpec) -> dict[str, Scalar | None]:

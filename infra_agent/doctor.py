@@ -31,6 +31,8 @@ from sandboxes.sandbox import SandboxError, SandboxSpec, open_sandbox
 Status = Literal["ok", "warning", "failed", "absent"]
 _PROGRAM_TIMEOUT_S = 10.0
 _SLOW_WRITE_S = 0.2
+LOAD = "load now"
+_FIRST_RUN = "infra-agent run llamacpp --planner search --minutes 6"
 _PROGRAMS: tuple[tuple[str, tuple[str, ...], bool, str], ...] = (
     ("git", ("git", "--version"), True, "install git (Debian: apt-get install git)"),
     ("cc", ("cc", "--version"), False, "for targets that compile: apt-get install build-essential"),
@@ -80,12 +82,18 @@ def as_text(found: Diagnosis, width: int) -> str:
         lines += textwrap.wrap(check.detail, width, initial_indent=head, subsequent_indent=indent) or [head]
         if check.remedy and check.status != "ok":
             lines += textwrap.wrap(f"-> {check.remedy}", width, initial_indent=indent, subsequent_indent=indent + "   ")
-    lines.append("")
-    if found.can_run:
-        lines.append("Campaigns can run here. Try `infra-agent run llamacpp --planner search --minutes 6`.")
-    else:
-        lines.append("Campaigns can't run here until what has failed is mended.")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *textwrap.wrap(_conclusion(found), width)])
+
+
+def _conclusion(found: Diagnosis) -> str:
+    if not found.can_run:
+        return "Campaigns can't run here until what has failed is mended."
+    if any(c.name == LOAD and c.status == "warning" for c in found.checks):
+        return (
+            "Campaigns can run here, but the machine is busy now. End other work first; once `infra-agent doctor` "
+            f"finds the load low, try `{_FIRST_RUN}`."
+        )
+    return f"Campaigns can run here. Try `{_FIRST_RUN}`."
 
 
 def _sandbox(settings: Settings) -> Iterator[Check]:
@@ -183,9 +191,9 @@ def _machine(settings: Settings) -> Iterator[Check]:
     detail = f"{load:.1f} processes ran or waited on average in the last minute, on {len(cpus)} CPUs"
     if load > len(cpus) / 2:
         remedy = "end other work before you measure: intervals get wide, and little can be decided"
-        yield Check(name="load now", status="warning", detail=detail, remedy=remedy)
+        yield Check(name=LOAD, status="warning", detail=detail, remedy=remedy)
     else:
-        yield Check(name="load now", status="ok", detail=detail)
+        yield Check(name=LOAD, status="ok", detail=detail)
 
 
 def _home(settings: Settings) -> Iterator[Check]:
@@ -209,7 +217,8 @@ def _home(settings: Settings) -> Iterator[Check]:
 
 
 def _database(settings: Settings) -> Iterator[Check]:
-    """Whether the database opens at this version's schema, and which noise floors it knows for this host."""
+    """Whether the database opens at this version's schema, which noise floors it knows for this host, and whether
+    the latest campaign of each target could prove that both arms did the same work."""
     try:
         with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
             campaigns = ledger.campaigns()
@@ -220,9 +229,13 @@ def _database(settings: Settings) -> Iterator[Check]:
             for spec in _targets([c.target_toml for c in campaigns]):
                 objective = spec.objective
                 units = ledger.noise_units(
-                    host.fingerprint(), spec.name, objective.probe, objective.metric, NOISE_MAX_AGE
+                    host.fingerprint(), spec.name, spec.noise_probe, objective.metric, NOISE_MAX_AGE
                 )
                 yield _noise(spec, len(units.units) if units else 0)
+                latest = next((c for c in campaigns if c.target_name == spec.name), None)
+                signals = [s for e in ledger.experiments(latest.id) for s in e.signals] if latest else []
+                if unproven := [s.message for s in signals if s.rule_id == "integrity.work_unproven"]:
+                    yield _unproven(spec, unproven[-1])
     except InfraAgentError as error:
         remedy = "check INFRA_AGENT_DATABASE_URL and INFRA_AGENT_HOME"
         yield Check(name="database", status="failed", detail=str(error), remedy=remedy)
@@ -245,6 +258,11 @@ def _noise(spec: TargetSpec, known: int) -> Check:
     enough = known >= MIN_FLOOR_UNITS
     remedy = f"`infra-agent calibrate {spec.name}` measures them; until then a default margin applies"
     return Check(name=f"noise, {spec.name}", status="ok" if enough else "absent", detail=detail, remedy=remedy)
+
+
+def _unproven(spec: TargetSpec, message: str) -> Check:
+    remedy = "let its worker answer every slice with a `check`, see docs/worker-protocol.md"
+    return Check(name=f"same work, {spec.name}", status="warning", detail=f"latest campaign: {message}", remedy=remedy)
 
 
 def _model(settings: Settings) -> Iterator[Check]:

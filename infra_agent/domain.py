@@ -173,7 +173,11 @@ class CampaignState(StrEnum):
     RUNNING = "running"
     COMPLETE = "complete"
     STOPPED = "stopped"
+    """A platform, a model or a person ended the run; it can be resumed."""
     FAILED = "failed"
+    """The unchanged target fails, so nothing can be measured against it; a resume would find the same commit."""
+    INTERRUPTED = "interrupted"
+    """Stored as running, but no process runs it; it can be resumed. Found out by its lock and never stored."""
 
 
 class Campaign(Record):
@@ -189,6 +193,8 @@ class Campaign(Record):
     base_commit: str
     """First commit of the campaign's own, history-free repository."""
     host_fingerprint: str
+    script: tuple[Proposal, ...] = ()
+    """The proposals of a `script:` planner as read at the start; a resume uses these."""
     state: CampaignState = CampaignState.RUNNING
     stop_reason: str = ""
     created_at: datetime = Field(default_factory=now)

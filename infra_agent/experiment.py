@@ -41,6 +41,9 @@ NOISE_MAX_AGE = timedelta(days=7)
 """A noise floor older than this is measured anew."""
 
 
+NOISE_RUN = "noise"
+"""Run directory of A/A pairs that belong to no experiment."""
+
 SCREEN_SHARE = 0.55
 """Part of the time left that a first measurement may take: an accept without time to confirm it is worth nothing."""
 
@@ -292,7 +295,9 @@ def _criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str,
             for g in lab.spec.guardrails
         ),
         gates=tuple(p.name for p in lab.spec.probes if p.kind == "build" or (p.gate and gates)),
-        alpha=alpha, looks=probe.looks, floor=floor, floor_known=known, changed=changed, stage=stage,
+        alpha=alpha, looks=probe.looks, floor=floor, floor_known=known,
+        floor_units=len(lab.noise.units) if lab.noise else 0, changed=changed, stage=stage,
+        side_by_side=probe.side_by_side,
     )  # fmt: skip
 
 
@@ -368,12 +373,12 @@ def measure_noise(lab: Lab, base: str, pairs: int, host_fingerprint: str) -> Noi
     """A/A pairs of the objective: builds and the objective's probe only, baseline against itself."""
     stage = Stage(name="screen", baseline=base, candidate=base, seed=time.time_ns() & 0x7FFFFFFF, pairs=pairs)
     place = (CodeLocation(file="the whole target", symbol="baseline"),)
-    measured = measure(lab, stage, lab.runs / "noise", place, SCREEN_ALPHA, None, gates=False)
+    measured = measure(lab, stage, lab.runs / NOISE_RUN, place, SCREEN_ALPHA, None, gates=False)
     objective = lab.spec.objective
     samples = [o for o in measured.observations if isinstance(o, Measurement)]
     units = stats.paired_units(samples, objective.metric).values
     return NoiseUnits(
-        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=objective.probe,
+        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=lab.spec.noise_probe,
         metric=objective.metric, direction=objective.direction, units=units,
     )  # fmt: skip
 
@@ -385,6 +390,6 @@ def noise_units(lab: Lab, outcome: Outcome, host_fingerprint: str) -> NoiseUnits
     if not units or not all(math.isfinite(u) for u in units):
         return None
     return NoiseUnits(
-        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=objective.probe,
+        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=lab.spec.noise_probe,
         metric=objective.metric, direction=objective.direction, units=units,
     )  # fmt: skip

@@ -32,6 +32,11 @@ class Journal(Record):
     def _in_order(cls, experiments: tuple[Experiment, ...]) -> tuple[Experiment, ...]:
         return tuple(sorted(experiments, key=lambda experiment: experiment.number))
 
+    def updated(self, experiment: Experiment) -> Journal:
+        """The journal with this experiment in the place of its number."""
+        others = tuple(e for e in self.experiments if e.number != experiment.number)
+        return Journal(experiments=(*others, experiment))
+
     @property
     def finished(self) -> tuple[Experiment, ...]:
         """Those that have their outcome: complete or pruned."""

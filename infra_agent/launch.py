@@ -18,10 +18,8 @@ from tomlkit.exceptions import ParseError, TOMLKitError
 
 from feedback.observations import Scalar
 from infra_agent.errors import TargetInvalid
+from infra_agent.places import LARGEST_INTEGER
 from infra_agent.target import TargetSpec, values_at
-
-LARGEST_INTEGER = 2**63 - 1
-"""What every TOML reader must take."""
 
 
 def read_knobs(tree: Path, spec: TargetSpec) -> dict[str, Scalar | None]:

@@ -16,7 +16,6 @@ from infra_agent import experiment as experiments
 from infra_agent import host, policy
 from infra_agent.domain import (
     Campaign,
-    CampaignState,
     Change,
     Event,
     Experiment,
@@ -30,7 +29,7 @@ from infra_agent.domain import (
 from infra_agent.experiment import Lab
 from infra_agent.journal import Journal
 from infra_agent.launch import read_knobs
-from infra_agent.planner import Context, Planner, Propose, Stop
+from infra_agent.planner import Context, Planner, Propose, Stop, TimeUp
 from infra_agent.store import ArtefactFiles, Store, new_id
 
 BASELINE_PAIRS = 3
@@ -59,7 +58,7 @@ class Desk(NamedTuple):
         return self.campaign.elapsed_s + time.monotonic() - self.started_s
 
     def journal(self) -> Journal:
-        """Everything tried so far."""
+        """Everything tried so far, as stored."""
         with self.store.transaction(read_only=True) as ledger:
             return Journal(experiments=ledger.experiments(self.campaign.id))
 
@@ -73,31 +72,30 @@ class Desk(NamedTuple):
 def run_campaign(desk: Desk) -> tuple[str, str]:
     """Run the campaign to its end; returns who ended it (`budget` or `planner`) and why.
 
-    Raises ModelUnavailable, BaselineFailed, SandboxError and StoreUnavailable; after any of them the campaign
-    can be resumed.
+    Raises ModelUnavailable, BaselineFailed, SandboxError and StoreUnavailable. After any of them the campaign can be
+    resumed, unless its very first baseline failed.
     """
-    for cut_off in desk.journal().unfinished:
-        _conduct(desk, cut_off)
-    if not desk.journal().finished:
-        _own(
-            desk,
-            "baseline",
-            "the baseline against itself",
-            desk.campaign.base_commit,
-            desk.campaign.base_commit,
-        )
-    while True:
-        journal = desk.journal()
-        if reason := policy.stop_reason(journal, desk.campaign.spec, desk.elapsed_s()):
-            ended = BUDGET
+    spec, base = desk.campaign.spec, desk.campaign.base_commit
+    journal = desk.journal()
+    for cut_off in journal.unfinished:
+        journal = _conduct(desk, journal, cut_off)
+    if not journal.finished:
+        journal = _own(desk, journal, "baseline", "the baseline against itself", base, base)
+    ended = BUDGET
+    while not (reason := policy.stop_reason(journal, spec, desk.elapsed_s())):
+        parent = policy.choose_parent(journal, base)
+        try:
+            action = desk.planner.next_action(_context(desk, journal, parent))
+        except TimeUp:
+            reason = f"the budget of {spec.budget.minutes:g} minutes ended while the planner was at work"
             break
-        parent = policy.choose_parent(journal, desk.campaign.base_commit)
-        action = desk.planner.next_action(_context(desk, journal, parent))
         if isinstance(action, Stop):
             ended, reason = PLANNER, action.reason
             break
-        _conduct(desk, _propose(desk, journal, parent, action))
-    _conclude(desk)
+        if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):  # a model may think for minutes
+            break
+        journal = _conduct(desk, journal, _proposed(desk, journal, parent, action))
+    _conclude(desk, journal)
     return ended, reason
 
 
@@ -116,13 +114,13 @@ def _context(desk: Desk, journal: Journal, parent: str) -> Context:
         cores=len(host.cpus()),
         digest="\n\n".join(f"experiment {e.number}:\n{digest(e.signals, 600)}" for e in latest),
         experiments_left=desk.campaign.spec.budget.experiments - journal.number_of_changes,
-        seconds_left=policy.seconds_left(desk.campaign.spec, desk.elapsed_s()),
+        seconds_left=policy.planning_s(journal, desk.campaign.spec, desk.elapsed_s()),
     )
 
 
-def _propose(desk: Desk, journal: Journal, parent: str, action: Propose) -> Experiment:
-    """Store a proposal as an experiment before anything runs."""
-    experiment = Experiment(
+def _proposed(desk: Desk, journal: Journal, parent: str, action: Propose) -> Experiment:
+    """A proposal as the next experiment."""
+    return Experiment(
         id=new_id("exp"),
         campaign_id=desk.campaign.id,
         number=len(journal.experiments),
@@ -132,42 +130,35 @@ def _propose(desk: Desk, journal: Journal, parent: str, action: Propose) -> Expe
         parent_commit=parent,
         alpha=policy.error_share(journal, desk.campaign.spec),
     )
-    with desk.store.transaction() as ledger:
-        ledger.add_experiment(experiment)
-    return experiment
 
 
-def _own(desk: Desk, role: Role, claim: str, baseline: str, candidate: str) -> None:
-    """One of the campaign's own measurements, stored like any experiment."""
+def _own(desk: Desk, journal: Journal, role: Role, claim: str, baseline: str, candidate: str) -> Journal:
+    """Conduct one of the campaign's own measurements, stored like any experiment."""
     experiment = Experiment(
         id=new_id("exp"),
         campaign_id=desk.campaign.id,
-        number=len(desk.journal().experiments),
+        number=len(journal.experiments),
         role=role,
         state=State.WAITING,
         proposal=Proposal(hypothesis=Hypothesis(claim=claim), change=Change()),
         parent_commit=baseline,
         commit=candidate,
     )
-    with desk.store.transaction() as ledger:
-        ledger.add_experiment(experiment)
-    _conduct(desk, experiment)
+    return _conduct(desk, journal, experiment)
 
 
-def _conduct(desk: Desk, experiment: Experiment) -> None:
-    """Conduct one experiment and store its outcome with everything it left behind."""
+def _conduct(desk: Desk, journal: Journal, experiment: Experiment) -> Journal:
+    """Conduct one experiment, new or cut off, and store its outcome with everything it left behind; returns the
+    journal with it. One transaction before anything runs and one after: nothing is acted on before it is stored."""
     running = experiment.model_copy(update={"state": State.RUNNING, "started_at": now()})
     with desk.store.transaction() as ledger:
-        ledger.update_experiment(running)
-    desk.tell(
-        "experiment_started",
-        experiment=running.id,
-        number=running.number,
-        role=running.role,
-        claim=running.proposal.hypothesis.claim,
-        knobs=running.proposal.change.knobs,
-    )
-    outcome = _measured(desk, running, desk.journal())
+        if experiment in journal.experiments:
+            ledger.update_experiment(running)
+        else:
+            ledger.add_experiment(running)
+        event = ledger.add_event(desk.campaign.id, "experiment_started", _beginning(running))
+    desk.on_event(event)
+    outcome = _measured(desk, running, journal)
     finished = running.model_copy(
         update={
             **{name: getattr(outcome, name) for name in Outcome.model_fields if name in Experiment.model_fields},
@@ -175,21 +166,34 @@ def _conduct(desk: Desk, experiment: Experiment) -> None:
         }
     )
     kept = [desk.artefacts.keep(desk.lab.runs / running.id, a) for a in outcome.artefacts]
+    is_baseline = running.role == "baseline"
+    units = experiments.noise_units(desk.lab, outcome, desk.campaign.host_fingerprint) if is_baseline else None
     with desk.store.transaction() as ledger:
         ledger.finish_experiment(finished, outcome.samples, kept)
         ledger.update_campaign(desk.campaign.model_copy(update={"elapsed_s": desk.elapsed_s()}))
-        units = experiments.noise_units(desk.lab, outcome, desk.campaign.host_fingerprint)
-        if running.role == "baseline" and units is not None:
+        if units is not None:
             ledger.add_noise_units(units)
-    desk.tell(
-        "experiment_finished",
-        experiment=finished.id,
-        number=finished.number,
-        role=finished.role,
-        verdict=outcome.verdict.kind.value,
-        reasons=list(outcome.verdict.reasons),
-        confirmed=outcome.confirmed,
-    )
+        event = ledger.add_event(desk.campaign.id, "experiment_finished", _ending(finished, outcome))
+        # As a resume will read it: the planner must be shown the same then, to find the answers that it paid for.
+        stored = ledger.experiment(finished.id)
+    desk.on_event(event)
+    return journal.updated(stored)
+
+
+def _beginning(experiment: Experiment) -> dict[str, object]:
+    proposal = experiment.proposal
+    return {
+        "experiment": experiment.id, "number": experiment.number, "role": experiment.role,
+        "claim": proposal.hypothesis.claim, "knobs": proposal.change.knobs,
+    }  # fmt: skip
+
+
+def _ending(experiment: Experiment, outcome: Outcome) -> dict[str, object]:
+    return {
+        "experiment": experiment.id, "number": experiment.number, "role": experiment.role,
+        "verdict": outcome.verdict.kind.value, "reasons": list(outcome.verdict.reasons),
+        "confirmed": outcome.confirmed,
+    }  # fmt: skip
 
 
 def _measured(desk: Desk, experiment: Experiment, journal: Journal) -> Outcome:
@@ -222,9 +226,8 @@ def _seen_before(journal: Journal, experiment: Experiment) -> Outcome | None:
     return experiments.refused_as_seen(experiment, seen) if seen else None
 
 
-def _conclude(desk: Desk) -> None:
+def _conclude(desk: Desk, journal: Journal) -> None:
     """State the result against the original and against every control arm, with fresh processes."""
-    journal = desk.journal()
     base, best = desk.campaign.base_commit, journal.best_commit(desk.campaign.base_commit)
     done = {(e.role, e.parent_commit, e.commit) for e in journal.finished}
     own: list[tuple[Role, str, str]] = []
@@ -239,7 +242,7 @@ def _conclude(desk: Desk) -> None:
         if left is not None and left <= 0:
             desk.tell("skipped", what=claim, reason="the time budget is used up")
             continue
-        _own(desk, role, claim, against, best)
+        journal = _own(desk, journal, role, claim, against, best)
 
 
 def control_commits(lab: Lab, base: str) -> dict[str, str]:
@@ -251,10 +254,3 @@ def control_commits(lab: Lab, base: str) -> dict[str, str]:
         made = experiments.make_candidate(lab, base, proposal)
         commits[control.name] = base if isinstance(made, Signal) else made.commit
     return commits
-
-
-def close(campaign: Campaign, state: CampaignState, reason: str, elapsed_s: float) -> Campaign:
-    """The campaign's record at its end."""
-    return campaign.model_copy(
-        update={"state": state, "stop_reason": reason, "finished_at": now(), "elapsed_s": elapsed_s}
-    )

@@ -1,10 +1,17 @@
-"""On which line of a TOML text a value stands, so that an error can name it. Parses no values."""
+"""Values of a TOML text: on which line one stands, so that an error can name it, and which fit nowhere."""
 
 from __future__ import annotations
 
+import math
 import re
+import unicodedata
 from collections.abc import Iterator
+from typing import Any
 
+Place = tuple[int | str, ...]
+"""Keys and positions that lead to a value."""
+LARGEST_INTEGER = 2**63 - 1
+"""What every TOML reader must take."""
 _NAME = re.compile(r"\"[^\"]*\"|'[^']*'|[\w-]+")
 _PATH = rf"(?P<path>(?:{_NAME.pattern})(?:\s*\.\s*(?:{_NAME.pattern}))*)"
 _HEADER = re.compile(rf"^\s*(?P<open>\[\[?)\s*{_PATH}\s*\]\]?\s*(?:#.*)?$")
@@ -49,3 +56,23 @@ def _places(text: str) -> Iterator[tuple[int, tuple[int | str, ...]]]:
 
 def _names(path: str) -> list[str]:
     return [name.strip().strip("\"'") for name in _NAME.findall(path)]
+
+
+def unfit(value: Any, place: Place) -> Iterator[tuple[Place, str]]:
+    """What TOML can say and no part of a target can hold."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from unfit(key, (*place, key))
+            yield from unfit(inner, (*place, key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from unfit(inner, (*place, number))
+    elif isinstance(value, str):
+        if bad := next((c for c in value if unicodedata.category(c) == "Cc" and c not in "\n\t"), None):
+            yield place, f"control character {bad!r}; text may hold no others than line ends and tabs"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield place, f"{value} is not a finite number"
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        yield place, "does not fit 64 bits"
+    elif not isinstance(value, int | float):
+        yield place, "dates and times are not used here; put it in quotes"

@@ -34,9 +34,22 @@ def stop_reason(journal: Journal, spec: CampaignSpec, elapsed_s: float) -> str |
     return "the time budget is used up" if left <= 0 else None
 
 
+def is_spent(reason: str) -> bool:
+    """Whether a campaign's reason to end is one of `stop_reason`, and not a planner's."""
+    return reason.startswith(("the budget of ", "the time budget "))
+
+
 def seconds_left(spec: CampaignSpec, elapsed_s: float) -> float | None:
     """Wall time left, or None without a limit."""
     return None if spec.budget.minutes is None else spec.budget.minutes * 60 - elapsed_s
+
+
+def planning_s(journal: Journal, spec: CampaignSpec, elapsed_s: float) -> float | None:
+    """Wall time that the planner may take for its next action, or None without a limit: all but what the
+    conclusion needs, once there is something to conclude."""
+    if (left := seconds_left(spec, elapsed_s)) is None:
+        return None
+    return max(0.0, left - (conclusion_s(journal) if journal.number_of_changes else 0.0))
 
 
 def conclusion_s(journal: Journal) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tempfile
 from importlib.resources import files
 from pathlib import Path
 
 from infra_agent.errors import WrongUse
 from infra_agent.target import FILE_NAME, parse_target
+from sandboxes.results import Record
 
 _NAME = "@NAME@"
 _HINTS = (
@@ -21,13 +23,25 @@ _HINTS = (
 )
 
 
+class Written(Record):
+    """What `init` did. `infra-agent init --json` prints it."""
+
+    path: str
+    target: str
+    """The target's name."""
+    next: tuple[str, ...]
+    """What to do by hand, in order."""
+    commands: tuple[str, ...]
+    """What to type then."""
+
+
 def template() -> str:
     """The text of the template, with a placeholder for the target's name."""
     return files("infra_agent").joinpath("templates", FILE_NAME).read_text(encoding="utf-8")
 
 
-def init(directory: Path, force: bool = False) -> str:
-    """Write target.toml into an existing directory; returns what to do next.
+def init(directory: Path, force: bool = False) -> Written:
+    """Write target.toml into an existing directory.
 
     Raises WrongUse when there is no such directory, it can't be written, or a target.toml is there and `force`
     is not given.
@@ -37,24 +51,30 @@ def init(directory: Path, force: bool = False) -> str:
     path = directory / FILE_NAME
     if path.exists() and not force:
         raise WrongUse(f"{path} exists already; edit it, or overwrite it with --force")
-    text = template().replace(_NAME, target_name(directory))
+    name, typed = (
+        target_name(directory),
+        shlex.quote(f"./{directory}" if str(directory).startswith("-") else str(directory)),
+    )
+    text = template().replace(_NAME, name)
     parse_target(text, str(path))  # never leaves a file behind that can't be read
     try:
         _write(path, text)
     except OSError as error:
         raise WrongUse(f"{path} can't be written: {error.strerror or error}") from error
-    hints = [f"  - {hint}" for pattern, hint in _HINTS if any(directory.glob(pattern))]
-    return "\n".join(
-        (
-            f"wrote {path}",
-            "Next:",
-            "  - edit the lines marked with <-: what may change, how it is tested, how it is measured",
-            *hints,
-            "  - commit target.toml: what is measured is what a commit says",
-            f"  - infra-agent calibrate {directory}   # is it measured well enough here?",
-            f"  - infra-agent run {directory}",
-        )
+    hints = (hint for pattern, hint in _HINTS if any(directory.glob(pattern)))
+    edit = "edit the lines marked with <-: what may change, how it is tested, how it is measured"
+    commit = "commit target.toml: what is measured is what a commit says"
+    return Written(
+        path=str(path),
+        target=name,
+        next=(edit, *hints, commit),
+        commands=(f"infra-agent calibrate {typed}   # is it measured well enough here?", f"infra-agent run {typed}"),
     )
+
+
+def as_text(written: Written) -> str:
+    """What was written and what to do next."""
+    return "\n".join((f"wrote {written.path}", "Next:", *(f"  - {n}" for n in (*written.next, *written.commands))))
 
 
 def target_name(directory: Path) -> str:

@@ -44,8 +44,8 @@ def open_servers(bench: Bench, probe: LoadProbe | LogprobsProbe) -> Callable[[Ar
             ready_timeout_s=server.ready_timeout_s,
             template_tokens=traffic.template_tokens if traffic else 0,
         )
-        if watcher is not None and pair == 0:
-            metrics = bench.run_directory / bench.file(watcher, f"{arm}.prom")
+        metrics = bench.run_directory / bench.file(watcher or probe, f"{arm}.prom")
+        if watcher is not None and pair == 0 and all(a.path != metrics.name for a in bench.artefacts):
             bench.keep(metrics.name, "prometheus", watcher, arm)
             return WatchedServer(opened, metrics)
         return opened

@@ -9,6 +9,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from infra_agent.errors import WrongUse
+
 
 class Settings(BaseModel):
     """Where infra-agent keeps things, which database and which model it uses."""
@@ -33,12 +35,25 @@ class Settings(BaseModel):
 
 
 def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings from the environment. Unset and empty variables mean the defaults."""
+    """Settings from the environment. Unset and empty variables mean the defaults.
+
+    Raises WrongUse for a home that no path can be made of; whether the path can be used shows when it is.
+    """
     env = os.environ if environment is None else environment
     names = [field.alias for field in Settings.model_fields.values() if field.alias]
     given = {name: env[name] for name in names if env.get(name)}
-    data_home = Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    home = Path(given.get("INFRA_AGENT_HOME", data_home / "infra-agent")).expanduser().absolute()
+    home = _home(given.get("INFRA_AGENT_HOME"), env.get("XDG_DATA_HOME"))
     given["INFRA_AGENT_HOME"] = str(home)
     given.setdefault("INFRA_AGENT_DATABASE_URL", f"sqlite:///{quote(str(home / 'infra-agent.db'))}")
     return Settings.model_validate(given)
+
+
+def _home(given: str | None, data_home: str | None) -> Path:
+    try:
+        base = given or Path(data_home or Path.home() / ".local" / "share") / "infra-agent"
+        return Path(base).expanduser().absolute()
+    except RuntimeError as error:
+        place = f"INFRA_AGENT_HOME={given}" if given else "there is no home directory for infra-agent's data"
+        raise WrongUse(f"{place}: {error} Set INFRA_AGENT_HOME to a directory that you may write to.") from error
+    except FileNotFoundError as error:
+        raise WrongUse("the current directory does not exist any more; change to another one") from error

@@ -12,6 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import Field
+
 from sandboxes.results import Record
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -31,8 +33,8 @@ class Contention(Record):
 class Limit(Record):
     """Above which shares a pair counts as disturbed."""
 
-    foreign_cpu_share: float = 0.15
-    steal_share: float = 0.05
+    foreign_cpu_share: float = Field(default=0.15, ge=0)
+    steal_share: float = Field(default=0.05, ge=0)
 
     def disturbed(self, contention: Contention) -> bool:
         """Whether the interval must be measured again."""
@@ -80,10 +82,15 @@ def between(before: Sample, after: Sample, n_cpus: int) -> Contention:
     span = max(after.at_s - before.at_s, _TICK_S) * n_cpus
     foreign = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     return Contention(
-        foreign_cpu_share=round(max(0.0, foreign) / span, 4),
-        steal_share=round(max(0.0, after.steal_s - before.steal_s) / span, 4),
+        foreign_cpu_share=round(_share(foreign / span), 4),
+        steal_share=round(_share((after.steal_s - before.steal_s) / span), 4),
         run_queue=_runnable(),
     )
+
+
+def _share(value: float) -> float:
+    """The kernel counts in ticks, so a difference may come out a little below nothing or above everything."""
+    return min(1.0, max(0.0, value))
 
 
 def _runnable() -> float:

@@ -1,17 +1,77 @@
-"""Files of a directory that a candidate may write to, without ever being led out of it.
+"""Files that others may have put there: read without waiting for a pipe or being led elsewhere, and what to do when
+the system refuses.
 
-A candidate can put links and pipes anywhere in its tree and change them at any moment. So each part of a
-path is opened relative to the one before and no link is followed at all.
+A candidate can put links and pipes anywhere in its tree and change them at any moment. So below a directory that
+it may write to, each part of a path is opened relative to the one before and no link is followed at all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+_DENIED = "permission denied; choose a directory that you may write to, or change its permissions"
+_ADVICE = {
+    errno.ENOSPC: "the disk is full; free some space, then go on",
+    errno.EDQUOT: "your disk quota is used up; free some space, then go on",
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.EROFS: "the file system is read-only; choose a directory that you may write to",
+    errno.ENOTDIR: "a part of this path is a file, not a directory; choose another path",
+    errno.EEXIST: "a file is in the way; move it away, or choose another path",
+    errno.EISDIR: "a directory is in the way; move it away, or choose another path",
+    errno.ENOENT: "it is not there and can't be made; check the path",
+    errno.ELOOP: "it is a symbolic link that may not be followed; give the file itself",
+    errno.ENAMETOOLONG: "the path is too long; choose a shorter one",
+    errno.EIO: "reading or writing failed; check that its disk is healthy",
+    errno.EMFILE: "too many files are open; raise the limit: ulimit -n 4096",
+    errno.ENFILE: "the machine has too many files open; end other work",
+    errno.ENOMEM: "the machine is out of memory; end other work",
+    errno.EAGAIN: "the machine has too many processes; end other work, or raise the limit: ulimit -u",
+    errno.ESTALE: "its network file system lost it; use a local disk",
+}
+
+
+def advice(error: OSError) -> str | None:
+    """What to do about a file, directory or machine that refuses, or None where nothing general can be said."""
+    return _ADVICE.get(error.errno or 0)
+
+
+def advice_on(said: str) -> str | None:
+    """The same for what another program said, where it is not the program that was wrong about a path."""
+    return next((w for number, w in _ADVICE.items() if number != errno.ENOENT and os.strerror(number) in said), None)
+
+
+def refusal(error: OSError, place: str | Path) -> str:
+    """A message for people: the place, what to do and what the system said."""
+    what = advice(error) or "it can't be used; choose another path"
+    return f"{place}: {what} ({error.strerror or error})"
+
+
+def open_regular(path: Path, *, follow_link: bool = False) -> BinaryIO:
+    """Open a regular file for reading: no pipe to wait for, no device without an end, and a symbolic link only if
+    asked. Raises OSError, EINVAL for what is not a regular file."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_link else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device that is not there
+            raise _not_regular(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path)
+    return os.fdopen(descriptor, "rb")
+
+
+def _not_regular(path: Path) -> OSError:
+    return OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 @contextlib.contextmanager

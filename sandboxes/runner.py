@@ -1,4 +1,5 @@
-"""Order, time limits and interleaving: measures two arms side by side in blocks A B B A, pair by fresh pair.
+"""Order, time limits and interleaving: measures two arms side by side in blocks A B B A, pair by fresh pair, or,
+where they can't live side by side, in fresh runs one after the other in the same order.
 
 Knows nothing of statistics or verdicts: it is told when the answer is clear by a callback that is asked after
 fixed numbers of pairs, and writes every slice it made, disturbed ones included.
@@ -12,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sandboxes.contention import Contention, Limit, between, sample
 from sandboxes.results import ArmName, ExecResult, Record
@@ -60,7 +61,9 @@ class Schedule(Record):
     max_repeats: int = 5
     """Disturbed pairs that are measured again before contention is accepted as this host's condition."""
     budget_s: float = 600.0
-    """No pair is begun after this much wall time."""
+    """No block is begun after this much wall time."""
+    side_by_side: bool = True
+    """False where only one arm can live at a time: a pair is then four fresh runs in the order A B B A or B A A B."""
     cpus: tuple[int, ...] = ()
     """CPUs that both arms are pinned to; contention is sampled there."""
     limit: Limit = Limit()
@@ -92,17 +95,20 @@ def measure_pairs(
 ) -> list[PairResult]:
     """Measure fresh pairs until `clear()` says so at a look, the looks are used up or the time is.
 
-    Every slice goes to `write` as {"type": "slice", arm, pair, block, position, seed, disturbed, record}, each
-    pair as {"type": "pair", ...}. Raises ArmFailed.
+    A pair whose time ran out counts with the blocks that were complete. Every slice goes to `write` as {"type":
+    "slice", arm, pair, block, position, seed, disturbed, record}, each pair as {"type": "pair", ...}. Raises ArmFailed.
     """
-    started = time.monotonic()
+    until_s = time.monotonic() + schedule.budget_s
+    measure = _side_by_side if schedule.side_by_side else _in_turn
     results: list[PairResult] = []
     repeats = 0
     for attempt in range(schedule.looks[-1] + schedule.max_repeats):
         n_kept = sum(r.kept for r in results)
-        if n_kept >= schedule.looks[-1] or time.monotonic() - started > schedule.budget_s:
+        if n_kept >= schedule.looks[-1] or time.monotonic() > until_s:
             break
-        slices, contention, first = _measure_pair(open_arm, schedule, params, rng, attempt)
+        slices, contention, first = measure(open_arm, schedule, params, rng, attempt, until_s)
+        if not slices:  # the time was over before a block was complete
+            break
         disturbed = schedule.limit.disturbed(contention)
         repeat = disturbed and repeats < schedule.max_repeats
         repeats += repeat
@@ -120,12 +126,21 @@ def measure_pairs(
     return results
 
 
-def _measure_pair(
-    open_arm: OpenArm, schedule: Schedule, params: Mapping[str, Any], rng: random.Random, pair: int
-) -> tuple[list[dict[str, Any]], Contention, ArmName]:
+class Measured(NamedTuple):
+    """One pair: its slices in order (none if the time was over), what disturbed it, and who was started first."""
+
+    lines: list[dict[str, Any]]
+    contention: Contention
+    first_arm: ArmName
+
+
+def _side_by_side(
+    open_arm: OpenArm, schedule: Schedule, params: Mapping[str, Any], rng: random.Random, pair: int, until_s: float
+) -> Measured:
     """One fresh pair: start both arms in random order, warm both up, then the blocks."""
     names: list[ArmName] = ["baseline", "candidate"]
     rng.shuffle(names)
+    lines: list[dict[str, Any]] = []
     with ExitStack() as stack:
         arms: dict[ArmName, Arm] = {}
         for name in names:
@@ -141,11 +156,13 @@ def _measure_pair(
         with away_from(schedule.cpus):
             pids = [pid for arm in arms.values() for pid in arm.pids()]
             before = sample(schedule.cpus, pids)
-            slices = [line for block in range(schedule.blocks) for line in _block(arms, block, pair, params, rng)]
+            for block in range(schedule.blocks):
+                if time.monotonic() > until_s:
+                    break
+                lines += _block(arms, block, pair, params, rng)
             # What an arm started meanwhile is its own too.
             after = sample(schedule.cpus, {*pids, *(pid for arm in arms.values() for pid in arm.pids())})
-    n_cpus = len(schedule.cpus) or os.cpu_count() or 1
-    return slices, between(before, after, n_cpus), names[0]
+    return Measured(lines, between(before, after, _n_cpus(schedule)), names[0])
 
 
 def _block(
@@ -155,16 +172,52 @@ def _block(
     asked twice for what it may remember."""
     seeds = (rng.getrandbits(31), rng.getrandbits(31))
     for position, name in enumerate(rng.choice(ORDERS)):
-        seed = seeds[position // 2]
         # The other arm must not run, whatever it does while it is idle: poll, prefetch or get in the way.
         for other, arm in arms.items():
             _signal(arm, signal.SIGCONT if other == name else signal.SIGSTOP)
-        with _failing(name):
-            # A slice's number can't be guessed, so an answer can't be written before it is asked for.
-            record = arms[name].slice(rng.getrandbits(31), seed, params)
-        yield {
-            "arm": name, "pair": pair, "block": block, "position": position, "seed": seed, "record": record,
-        }  # fmt: skip
+        yield _slice(arms[name], block, pair, position, seeds[position // 2], params, rng)
+
+
+def _slice(
+    arm: Arm, block: int, pair: int, position: int, seed: int, params: Mapping[str, Any], rng: random.Random
+) -> dict[str, Any]:
+    with _failing(arm.name):
+        # A slice's number can't be guessed, so an answer can't be written before it is asked for.
+        record = arm.slice(rng.getrandbits(31), seed, params)
+    return {"arm": arm.name, "pair": pair, "block": block, "position": position, "seed": seed, "record": record}
+
+
+def _in_turn(
+    open_arm: OpenArm, schedule: Schedule, params: Mapping[str, Any], rng: random.Random, pair: int, until_s: float
+) -> Measured:
+    """One pair where only one arm can live at a time: four fresh runs in the order A B B A or B A A B, each warmed
+    up and asked for one slice of every block. A pair that the time does not suffice for is dropped as a whole."""
+    seeds = [(rng.getrandbits(31), rng.getrandbits(31)) for _ in range(schedule.blocks)]
+    warmup = [rng.getrandbits(31) for _ in range(schedule.warmup_slices)]
+    lines: list[dict[str, Any]] = []
+    seen = [Contention(foreign_cpu_share=0, steal_share=0, run_queue=0)]
+    order = rng.choice(ORDERS)
+    for position, name in enumerate(order):
+        if time.monotonic() > until_s:
+            return Measured([], seen[0], order[0])
+        with ExitStack() as stack:
+            with _failing(name):
+                arm = open_arm(name, pair)
+            stack.callback(arm.close)
+            for seed in warmup:
+                with _failing(name):
+                    arm.slice(rng.getrandbits(31), seed, params)
+            with away_from(schedule.cpus):
+                before = sample(schedule.cpus, pids := arm.pids())
+                for block, of_block in enumerate(seeds):
+                    lines.append(_slice(arm, block, pair, position, of_block[position // 2], params, rng))
+                seen.append(between(before, sample(schedule.cpus, {*pids, *arm.pids()}), _n_cpus(schedule)))
+    worst = {name: max(getattr(c, name) for c in seen) for name in Contention.model_fields}
+    return Measured(lines, Contention(**worst), order[0])
+
+
+def _n_cpus(schedule: Schedule) -> int:
+    return len(schedule.cpus) or os.cpu_count() or 1
 
 
 def _signal(arm: Arm, number: signal.Signals) -> None:

@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import Field
+
 from sandboxes.results import ExecResult, Record
+
+LONGEST_S = 31_536_000.0
+"""A year: no time limit needs more, and far larger ones overflow the system's clocks."""
 
 
 class SandboxError(Exception):
@@ -43,16 +48,16 @@ class Mount(Record):
 class Limits(Record):
     """What one sandbox may use. Every limit ends the whole process tree with a typed `Ending`."""
 
-    memory_bytes: int = 4 << 30
+    memory_bytes: int = Field(default=4 << 30, gt=0)
     """Resident memory of the process tree together."""
-    processes: int = 128
+    processes: int = Field(default=128, gt=0)
     """Processes and threads of the tree together."""
-    open_files: int = 1024
-    file_bytes: int = 1 << 30
+    open_files: int = Field(default=1024, gt=0)
+    file_bytes: int = Field(default=1 << 30, gt=0)
     """Largest file that may be written, and the size of the private /tmp."""
-    output_bytes: int = 16 << 20
+    output_bytes: int = Field(default=16 << 20, gt=0)
     """stdout and stderr together; more ends the command with `output`."""
-    timeout_s: float = 120.0
+    timeout_s: float = Field(default=120.0, gt=0, le=LONGEST_S)
     """Default time limit of one command."""
 
 

@@ -15,10 +15,12 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from sandboxes.files import advice_on, open_regular, refusal
 from sandboxes.sandbox import SandboxError
 
 MAX_PATCH_BYTES = 1 << 20
@@ -32,9 +34,9 @@ FORBIDDEN_NAMES = frozenset(
 FORBIDDEN_PARTS = frozenset({".git", ".github", ".gitlab", ".circleci", ".buildkite", ".ci", ".githooks", ".husky"})
 _EPOCH = 946684800
 """Every commit is of the same moment, so that the same change on the same parent is the same commit."""
-CACHED_ARCHIVES = 4
+CACHED_TREES = 4
 CACHED_BYTES = 32 << 20
-"""A larger tree is archived anew each time."""
+"""A larger tree is read from git anew each time."""
 _PLAIN = "* -text !eol -filter -ident !working-tree-encoding !diff !merge !whitespace -export-ignore -export-subst\n"
 """Attributes that outrank those of the tree: what a target's .gitattributes says of line ends, filters and
 exports must not change what is measured."""
@@ -47,7 +49,19 @@ class WorkspaceError(SandboxError):
     """git failed on the campaign's repository."""
 
 
-class SourceDirty(Exception):
+class GitMissing(Exception):
+    """git can't be started; install it (Debian: apt-get install git)."""
+
+
+class RepositoryLost(Exception):
+    """A campaign's repository is gone or damaged: nothing can be run on it any more."""
+
+
+class SourceRefused(Exception):
+    """The target's directory can't be taken over as it is."""
+
+
+class SourceDirty(SourceRefused):
     """The target's directory has uncommitted changes; what is measured must be what a commit says."""
 
     def __init__(self, directory: Path, files: Sequence[str]) -> None:
@@ -57,6 +71,10 @@ class SourceDirty(Exception):
 
 class PatchRefused(Exception):
     """The change does not apply or may not be made."""
+
+
+Files = dict[bytes, tuple[str, bytes]]
+"""Files and symbolic links of a tree: name, git mode and content."""
 
 
 class ChangedFile(NamedTuple):
@@ -89,11 +107,15 @@ def _git(directory: Path, *args: str, stdin: bytes = b"") -> bytes:
             env=clean,
             check=False,
         )
-    except FileNotFoundError:
-        raise WorkspaceError("git is not installed; install it (Debian: apt-get install git)") from None
+    except OSError as error:
+        raise GitMissing(
+            f"git can't be started ({error.strerror}); install it (Debian: apt-get install git) and see that it is on "
+            "the PATH"
+        ) from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip()
-        raise WorkspaceError(f"git {' '.join(args)[:80]} failed: {said[-600:]}")
+        what = advice_on(said)
+        raise WorkspaceError(f"git {args[0]} failed in {directory}: {said[-600:]}{f'; {what}' if what else ''}")
     return done.stdout
 
 
@@ -102,52 +124,63 @@ class Repository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._archives: dict[str, bytes] = {}
+        self._trees: dict[str, Files] = {}
 
     @classmethod
     def create(cls, path: Path, source: Path, hidden: Sequence[str] = ()) -> tuple[Repository, str, str]:
         """Make the repository from the target in `source`, without its hidden paths.
 
         Returns it, its first commit, and where the source stood: the commit of the user's repository, or
-        `tree:HASH` for a directory under no version control. Raises SourceDirty.
+        `tree:HASH` for a directory under no version control. Leaves nothing behind if it fails.
+
+        Raises SourceRefused (SourceDirty), GitMissing, WorkspaceError.
         """
         files, origin = _source_files(source)
-        path.mkdir(parents=True, exist_ok=True)
-        _git(path, "init", "--quiet", "--bare", "--template=", ".")
-        _ignore_attributes(path)
-        with tempfile.TemporaryDirectory(prefix="infra-agent-") as staged:
-            for name in files:
-                if matches(PurePosixPath(name), hidden):
-                    continue
-                target = Path(staged) / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source / name, target, follow_symlinks=False)
-            repository = cls(path)
-            base = repository._commit(Path(staged), parent=None, message="the target as it was")
-        return repository, base, origin or f"tree:{repository.tree(base)}"
+        try:
+            with _writing(path):
+                path.mkdir(parents=True, exist_ok=True)
+                _git(path, "init", "--quiet", "--bare", "--template=", ".")
+                _ignore_attributes(path)
+                with tempfile.TemporaryDirectory(prefix="infra-agent-") as staged:
+                    for name in files:
+                        if not matches(PurePosixPath(name), hidden):
+                            _copy(source / name, Path(staged) / name)
+                    repository = cls(path)
+                    base = repository._commit(Path(staged), parent=None, message="the target as it was")
+                return repository, base, origin or f"tree:{repository.tree(base)}"
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
 
     def checkout(self, commit: str, destination: Path) -> None:
-        """Write the files of a commit into `destination`, without any .git."""
-        destination.mkdir(parents=True, exist_ok=True)
-        try:
-            # By hand: tarfile's safe extraction came only with Python 3.11.4.
-            for name, (mode, data) in _tar_contents(self._archive(commit)).items():
-                path = destination / os.fsdecode(name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if mode == "120000":
-                    path.symlink_to(os.fsdecode(data))
-                else:
-                    path.write_bytes(data)
-                    path.chmod(0o755 if mode == "100755" else 0o644)
-        except (tarfile.TarError, OSError) as error:
-            raise WorkspaceError(f"{commit[:12]} can't be checked out: {error}") from error
+        """Write the files of a commit into `destination`, which is absent or empty, without any .git: all of them or,
+        also if this process is killed, none. Raises RepositoryLost, WorkspaceError."""
+        with _writing(destination):
+            files = self._files(commit)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            incoming = Path(tempfile.mkdtemp(dir=destination.parent, prefix=".incoming-"))
+            try:
+                incoming.chmod(0o755)
+                # By hand: tarfile's safe extraction came only with Python 3.11.4.
+                for name, (mode, data) in files.items():
+                    path = incoming / os.fsdecode(name)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    if mode == "120000":
+                        path.symlink_to(os.fsdecode(data))
+                    else:
+                        path.write_bytes(data)
+                        path.chmod(0o755 if mode == "100755" else 0o644)
+                incoming.rename(destination)
+            except BaseException:
+                shutil.rmtree(incoming, ignore_errors=True)
+                raise
 
     def apply(self, parent: str, patch: str, edit: Callable[[Path], None]) -> str:
         """Apply `patch` to `parent`, let `edit` change the tree further, and commit. The same change on the same
         parent gives the same commit. Raises PatchRefused with git's reason."""
         if len(patch.encode()) > MAX_PATCH_BYTES:
             raise PatchRefused(f"the patch is larger than {MAX_PATCH_BYTES >> 10} KiB")
-        with tempfile.TemporaryDirectory(prefix="infra-agent-") as directory:
+        with _writing(self.path), tempfile.TemporaryDirectory(prefix="infra-agent-") as directory:
             tree = Path(directory) / "tree"
             self.checkout(parent, tree)
             if patch.strip():
@@ -174,7 +207,7 @@ class Repository:
 
     def _commit(self, tree: Path, parent: str | None, message: str) -> str:
         """Commit the files of `tree` as they are, in one git process: an experiment should not wait for git."""
-        before = _tar_contents(self._archive(parent)) if parent else {}
+        before = self._files(parent) if parent else {}
         after = _contents(tree)
         when = f"infra-agent <infra-agent@localhost> {_EPOCH} +0000"
         said = message.encode()
@@ -190,22 +223,40 @@ class Repository:
         # A ref of its own keeps the commit from being pruned.
         ref = f"commit refs/infra-agent/{hashlib.sha256(body).hexdigest()[:24]}\n".encode()
         made = _git(self.path, "fast-import", "--quiet", "--force", "--done", stdin=ref + body + b"get-mark :1\ndone\n")
-        return made.decode().strip()
+        commit = made.decode().strip()
+        self._remember(commit, after)  # it is checked out next
+        return commit
 
-    def _archive(self, commit: str) -> bytes:
-        """The files of a commit as tar; kept, since a few commits are checked out again and again."""
-        if commit not in self._archives:
-            while len(self._archives) >= CACHED_ARCHIVES:
-                self._archives.pop(next(iter(self._archives)))
-            archive = _git(self.path, "archive", "--format=tar", commit)
-            if len(archive) > CACHED_BYTES:
-                return archive
-            self._archives[commit] = archive
-        return self._archives[commit]
+    def _files(self, commit: str) -> Files:
+        """The files of a commit; kept, since a few commits are checked out again and again."""
+        if commit not in self._trees:
+            files = _tar_contents(self._read("archive", "--format=tar", commit))
+            self._remember(commit, files)
+            return files
+        self._trees[commit] = self._trees.pop(commit)  # the latest used is dropped last
+        return self._trees[commit]
+
+    def _remember(self, commit: str, files: Files) -> None:
+        if sum(len(data) for _, data in files.values()) > CACHED_BYTES:
+            return
+        self._trees.pop(commit, None)
+        while len(self._trees) >= CACHED_TREES:
+            self._trees.pop(next(iter(self._trees)))
+        self._trees[commit] = files
+
+    def _read(self, *args: str) -> bytes:
+        """What git says of commits that it was given before: if it can't, they are gone."""
+        try:
+            return _git(self.path, *args)
+        except WorkspaceError as error:
+            raise RepositoryLost(
+                f"{self.path}: this campaign's repository is gone or damaged ({error}). The campaign can't be resumed: "
+                "start anew with `infra-agent run TARGET`. What was measured is kept: `infra-agent show CAMPAIGN`"
+            ) from error
 
     def tree(self, commit: str) -> str:
         """The tree hash of a commit: equal trees are equal candidates, however they came about."""
-        return _git(self.path, "rev-parse", f"{commit}^{{tree}}").decode().strip()
+        return self._read("rev-parse", f"{commit}^{{tree}}").decode().strip()
 
     def diff(self, before: str, after: str) -> str:
         """The unified diff between two commits."""
@@ -218,7 +269,7 @@ class Repository:
     def changes(self, before: str, after: str) -> tuple[list[ChangedFile], str]:
         """The files that differ between two commits, and the unified diff."""
         options = ("--no-ext-diff", "--no-textconv", "--no-renames", "--raw", "--patch", "-z")
-        listed, _, patch = _git(self.path, "diff", *options, before, after).partition(b"\0\0")
+        listed, _, patch = self._read("diff", *options, before, after).partition(b"\0\0")
         parts = listed.decode("utf-8", "replace").split("\0")
         found = []
         for meta, path in zip(parts[0::2], parts[1::2], strict=False):
@@ -227,7 +278,35 @@ class Repository:
         return found, patch.decode("utf-8", "replace")
 
 
-def _contents(tree: Path) -> dict[bytes, tuple[str, bytes]]:
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    """Turn what the system refuses into a WorkspaceError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkspaceError(refusal(error, error.filename2 or error.filename or place)) from error
+    except tarfile.TarError as error:
+        raise WorkspaceError(f"{place}: what git archived can't be read: {error}") from error
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy one file or link of the target. Raises SourceRefused if it can't be read, OSError if it can't be written."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+        return
+    try:
+        file = open_regular(source)
+    except OSError as error:
+        raise SourceRefused(
+            f"{source} can't be read ({error.strerror}); mend it, remove it, or name it under `hidden` in target.toml"
+        ) from error
+    with file, target.open("wb") as copy:
+        shutil.copyfileobj(file, copy)
+        target.chmod(os.fstat(file.fileno()).st_mode & 0o777 | 0o600)
+
+
+def _contents(tree: Path) -> Files:
     """Every file and symbolic link below `tree`: its name, and its git mode and content."""
     found = {}
     for directory, subdirectories, files in os.walk(tree):
@@ -241,7 +320,7 @@ def _contents(tree: Path) -> dict[bytes, tuple[str, bytes]]:
     return found
 
 
-def _tar_contents(archive: bytes) -> dict[bytes, tuple[str, bytes]]:
+def _tar_contents(archive: bytes) -> Files:
     """The same of the files in a tar archive."""
     found = {}
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -281,18 +360,21 @@ def _symlinks(tree: Path) -> dict[str, str]:
 
 
 def _source_files(source: Path) -> tuple[list[str], str]:
-    """The target's files and links, and the user's commit if it is under git. Raises SourceDirty, WorkspaceError."""
+    """The target's files and links, and the user's commit if it is under git. Raises SourceRefused, GitMissing."""
     if not source.is_dir():
-        raise WorkspaceError(f"{source} is not a directory")
-    tracked, commit = _tracked_files(source)
+        raise SourceRefused(f"{source} is not a directory")
+    try:
+        tracked, commit = _tracked_files(source)
+    except WorkspaceError as error:
+        raise SourceRefused(f"{source}: mend this git repository, or give a copy without .git: {error}") from error
     if not tracked:
-        raise WorkspaceError(f"{source} holds no files")
+        raise SourceRefused(f"{source} holds no files")
     for name in tracked:
         path = source / name
         if path.is_symlink():
             _refuse_outside(source, path)
         elif path.is_dir():
-            raise WorkspaceError(f"{path} is a submodule that is not checked out; run `git submodule update --init`")
+            raise SourceRefused(f"{path} is a submodule that is not checked out; run `git submodule update --init`")
     return tracked, commit
 
 
@@ -307,20 +389,30 @@ def _tracked_files(source: Path) -> tuple[list[str], str]:
         listed = b""
     tracked = [os.fsdecode(name) for name in listed.split(b"\0") if name]
     if not tracked:
-        paths = sorted(p for p in source.rglob("*") if p.is_file() or p.is_symlink())
-        names = [p.relative_to(source) for p in paths]
-        return [str(n) for n in names if not {"__pycache__", ".git"} & set(n.parts)], ""
+        return sorted(_all_files(source)), ""
     status = _git(source, "status", "--porcelain", "-z", "--no-renames", ".").decode("utf-8", "replace")
     if dirty := [line for line in status.split("\0") if line.strip()]:
         raise SourceDirty(source, dirty)
     return tracked, commit
 
 
+def _all_files(source: Path) -> Iterator[str]:
+    """Everything below `source` that is no directory. Raises SourceRefused for a directory that can't be read."""
+
+    def refuse(error: OSError) -> None:
+        raise SourceRefused(f"{error.filename} can't be read ({error.strerror}); change its permissions")
+
+    for directory, subdirectories, files in os.walk(source, onerror=refuse):
+        subdirectories[:] = [name for name in subdirectories if name not in ("__pycache__", ".git")]
+        links = [name for name in subdirectories if Path(directory, name).is_symlink()]
+        yield from (str(Path(directory, name).relative_to(source)) for name in (*files, *links) if name != ".git")
+
+
 def _refuse_outside(source: Path, link: Path) -> None:
     """A link that leads out of the target would lead elsewhere in every copy of it."""
     leads = os.path.normpath(link.parent / link.readlink())
     if link.readlink().is_absolute() or not Path(leads).is_relative_to(os.path.normpath(source)):
-        raise WorkspaceError(
+        raise SourceRefused(
             f"{link} is a symbolic link that leads out of the target, to {link.readlink()}; replace it by a file or "
             "a relative link inside the target"
         )

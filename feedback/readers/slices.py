@@ -67,9 +67,12 @@ def pair_events(line: dict[str, Any], probe: str, stage: str) -> list[RuntimeEve
 def _agreement(
     checks: dict[tuple[int, int, int], dict[str, list[Any]]], probe: str, stage: str, tolerance: float
 ) -> list[Observation]:
-    """One parity point: the largest relative difference between the arms' checksums of the same work."""
-    if not any(values for by_arm in checks.values() for values in by_arm.get("baseline", []) if values):
+    """One parity point: the largest relative difference between the arms' checksums of the same work. An event
+    instead if the baseline answers none: nothing can be compared then."""
+    if not checks:
         return []
+    if not any(values for by_arm in checks.values() for values in by_arm.get("baseline", []) if values):
+        return [RuntimeEvent(probe=probe, source="check", name="no_check", arm="baseline", stage=stage)]
     worst = max(_difference(by_arm) for by_arm in checks.values())
     blocks = {(pair, block) for pair, block, _ in checks}
     return [

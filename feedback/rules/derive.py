@@ -11,6 +11,7 @@ from feedback.signals import Signal
 
 RULES: tuple[Rule, ...] = (
     parity.work_mismatch,
+    parity.work_unproven,
     stability.tool_error,
     correctness.failed_tests,
     correctness.gate_silent,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from feedback.criteria import Criteria
-from feedback.observations import Observation, ParityPoint
+from feedback.observations import Observation, ParityPoint, RuntimeEvent
 from feedback.rules import rule
-from feedback.signals import InputLocation, Signal
+from feedback.signals import InputLocation, ProcessLocation, Signal
 
 MAX_LOCATED = 3
 """Cases that are named one by one; the rest are counted."""
@@ -100,3 +100,22 @@ def work_mismatch(observations: Sequence[Observation], criteria: Criteria) -> li
             )
         )
     return signals
+
+
+@rule(
+    "integrity.work_unproven",
+    says="the worker sends no checksums, so nothing proves that both arms did the same work",
+    needs="slice records without checksums",
+)
+def work_unproven(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """The baseline's worker sends no checksums, so times are compared on trust."""
+    return [
+        Signal(
+            rule_id="integrity.work_unproven", level="note", finding="abstained",
+            message=f"{o.probe}: nothing proves that both arms did the same work: the baseline sends no `check`"[:400],
+            reason="there are no checksums to compare", locations=(ProcessLocation(arm="baseline", role=o.probe),),
+            next=("let the worker answer every slice with a `check` that depends on all of its results",),
+        )
+        for o in observations
+        if isinstance(o, RuntimeEvent) and o.source == "check" and o.stage == criteria.stage
+    ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Literal
 from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Measurement, Observation
 from feedback.rules import rule
-from feedback.signals import Effect, Finding, Quality, Signal
+from feedback.signals import Effect, Finding, Quality, Signal, as_gain, as_loss
 from feedback.stats import (
     Finding as Look,
 )
@@ -25,6 +25,7 @@ from feedback.stats import (
 )
 
 METHOD = "Student t over fresh process pairs (median of interleaved ABBA blocks)"
+METHOD_IN_TURN = "Student t over groups of four fresh runs in the order ABBA (median over their slices)"
 REAL_CHANGE_OF_WORK = 0.001
 """Instruction counts of the same binary repeat to about 0.02 %; beyond 0.1 % the work itself changed."""
 
@@ -79,9 +80,9 @@ def effect(units: Units, criterion: MetricCriterion, criteria: Criteria) -> Effe
         metric=criterion.metric, direction=criterion.direction,
         baseline=units.baseline, measured=units.candidate,
         ratio=math.exp(i.mean), ratio_lo=math.exp(i.lo), ratio_hi=math.exp(i.hi),
-        confidence=i.confidence, method=METHOD,
+        confidence=i.confidence, method=METHOD if criteria.side_by_side else METHOD_IN_TURN,
         n_units=len(units.values), n_observations=units.n_observations,
-        floor=criteria.floor, floor_known=criteria.floor_known, quality=quality,
+        floor=criteria.floor, floor_known=criteria.floor_known, floor_units=criteria.floor_units, quality=quality,
     )  # fmt: skip
 
 
@@ -105,7 +106,8 @@ def _objective(units: Units, criterion: MetricCriterion, criteria: Criteria) -> 
 
 
 def _worth(rule: Rule) -> float:
-    return max(rule.min_effect, rule.floor)
+    """The least gain worth having, on the scale of the gains that stand beside it."""
+    return as_gain(max(rule.min_effect, rule.floor), rule.direction)
 
 
 def _why_undecided(found: Effect | None, rule: Rule) -> str:
@@ -114,7 +116,7 @@ def _why_undecided(found: Effect | None, rule: Rule) -> str:
     lo, hi = found.improvement_interval
     return (
         f"after {found.n_units} pairs the interval {lo:+.1%}..{hi:+.1%} neither clears the noise floor of "
-        f"{rule.floor:.1%} nor excludes a gain of {_worth(rule):.1%}"
+        f"{as_gain(rule.floor, rule.direction):.1%} nor excludes a gain of {_worth(rule):.1%}"
     )
 
 
@@ -122,7 +124,7 @@ def _guardrail(units: Units, criterion: MetricCriterion, criteria: Criteria) -> 
     found = effect(units, criterion, criteria)
     finding = non_inferior(units.values, criteria.rule(criterion), criterion.max_regression)
     said = f"{criterion.metric} {gain_text(found)}" if found else f"{criterion.metric}: too few pairs"
-    limit = f"may lose at most {criterion.max_regression:.0%}"
+    limit = f"may lose at most {100 * as_loss(criterion.max_regression, criterion.direction):.3g}%"
     words: dict[Look, tuple[Finding, Literal["note", "warning", "error"], str]] = {
         Look.SAME: ("holds", "note", f"guardrail holds ({limit})"),
         Look.WORSE: ("violates", "error", f"guardrail violated ({limit})"),

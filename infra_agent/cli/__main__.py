@@ -1,6 +1,6 @@
 """`python -m infra_agent.cli`."""
 
-from infra_agent.cli.edge import main
+from infra_agent.cli import main
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,7 @@ way goes to stderr: a live line on a terminal, plain lines elsewhere.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import Annotated, Any
 import typer
 
 from infra_agent import commands, doctor, overview, scaffold
+from infra_agent.cli import INTERRUPTED
 from infra_agent.cli.output import note, result, result_bytes, shown
 from infra_agent.domain import Campaign, Event
-from infra_agent.errors import InfraAgentError, WrongUse
+from infra_agent.errors import InfraAgentError, PlatformFailed, WrongUse
 from infra_agent.progress import Progress
 from infra_agent.report import Report, render_text
 from infra_agent.request import request
@@ -38,7 +40,7 @@ Exit codes:
   130  interrupted; a campaign can be resumed
   141  whoever read the output went away
 """
-DONE, WRONG_USE, NOTHING_ACCEPTED, PLATFORM, INTERRUPTED, PIPE = 0, 2, 3, 5, 130, 141
+DONE, WRONG_USE, NOTHING_ACCEPTED, PLATFORM, PIPE = 0, 2, 3, 5, 141
 WIDEST = 100
 
 app = typer.Typer(help=HELP, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
@@ -120,19 +122,28 @@ def _run(settings: Settings, campaign: Campaign) -> commands.Ran:
 @app.command()
 def show(
     campaign: CampaignName = "latest",
-    patch: Annotated[bool, typer.Option("--patch", help="Print only the diff, for `git apply`.")] = False,
+    patch: Annotated[
+        bool, typer.Option("--patch", help="Print only the diff, for `git apply`; with --json, as `patch`.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Show what a campaign found, so far or in the end."""
     report = commands.result(load_settings(), campaign)
-    if patch and not as_json:
-        if not report.patch:
-            note(f"campaign {report.campaign} has accepted no change, so there is no patch")
-            return NOTHING_ACCEPTED
-        result_bytes(report.patch.encode("utf-8", "replace"))
+    if not patch:
+        _print_report(report, as_json)
         return DONE
-    _print_report(report, as_json)
-    return DONE
+    if report.n_accepted and not report.patch:
+        raise PlatformFailed(
+            f"the repository of campaign {report.campaign} is gone or damaged, and its patch with it; "
+            f"`infra-agent show {report.campaign}` says what was measured"
+        )
+    if not report.patch:
+        note(f"campaign {report.campaign} has accepted no change, so there is no patch")
+    if as_json:
+        result(json.dumps({"campaign": report.campaign, "target": report.target, "patch": report.patch}))
+    elif report.patch:
+        result_bytes(report.patch.encode("utf-8", "replace"))
+    return DONE if report.patch else NOTHING_ACCEPTED
 
 
 @app.command(name="list")
@@ -147,16 +158,17 @@ def list_(as_json: Json = False) -> int:
 def calibrate(
     target: Target,
     pairs: Annotated[int, typer.Option(min=1, max=1000, help="A/A pairs to measure.")] = 30,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what was measured here before.")] = False,
     as_json: Json = False,
 ) -> int:
     """Measure TARGET against itself: this machine's noise floor and the smallest effect it can show."""
     try:
-        found = commands.calibrate(load_settings(), target, pairs, note)
+        found = commands.calibrate(load_settings(), target, pairs, fresh, note)
     except KeyboardInterrupt:
-        again = f"infra-agent calibrate {target}"
+        again = f"infra-agent calibrate {shlex.quote(target)}"
         raise Interrupted(f"interrupted; what was measured is kept, go on with `{again}`") from None
     facts = overview.calibration(found)
-    _print(overview.calibration_text(facts), facts.model_dump(mode="json"), as_json)
+    _print(overview.calibration_text(facts, _width()), facts.model_dump(mode="json"), as_json)
     return DONE
 
 
@@ -164,9 +176,11 @@ def calibrate(
 def init(
     path: Annotated[Path, typer.Argument(help="An existing directory: the repository to optimize.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite a target.toml.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Write a commented target.toml into PATH, to start from."""
-    result(scaffold.init(path, force))
+    written = scaffold.init(path, force)
+    _print(scaffold.as_text(written), written.model_dump(mode="json"), as_json)
     return DONE
 
 

@@ -11,25 +11,34 @@ from typing import NoReturn
 
 import typer
 
-from infra_agent.cli.app import DONE, INTERRUPTED, PIPE, PLATFORM, WRONG_USE, app
-from infra_agent.cli.output import ReaderGone, note, result
+from infra_agent.cli import INTERRUPTED, leave
+from infra_agent.cli.app import DONE, PIPE, PLATFORM, WRONG_USE, app
+from infra_agent.cli.output import OutputRefused, ReaderGone, discard, note, reader_is_gone, result
 from infra_agent.domain import now
-from infra_agent.errors import InfraAgentError
+from infra_agent.errors import InfraAgentError, WrongUse
 from infra_agent.settings import load_settings
+from sandboxes.files import advice, refusal
 from sandboxes.sandbox import SandboxError
+from sandboxes.workspace import GitMissing, RepositoryLost, SourceRefused
 
 ClickError = typer.BadParameter.__mro__[2]
 """What typer raises for wrong use, wherever it keeps it: its versions differ."""
 
 
-def main() -> NoReturn:
-    """Entry point: run the command line and exit with its code."""
+def run(arguments: list[str], is_interruptible: bool) -> NoReturn:
+    """Run the command line and exit with its code. Ctrl-C ends the command if `is_interruptible`."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if stream is not None:
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
-    sys.exit(execute(sys.argv[1:]))
+    if is_interruptible:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = execute(arguments)
+    if is_interruptible:
+        signal.signal(signal.SIGINT, leave)
+    sys.exit(code)
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
@@ -42,20 +51,29 @@ def execute(arguments: list[str]) -> int:
     try:
         return _execute(arguments, "--json" in arguments)
     except ReaderGone:
-        for stream in (sys.stdout, sys.stderr):  # what is left in them goes nowhere at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return PIPE
+        code = PIPE
+    except OutputRefused as error:
+        note(f"infra-agent: {error}")
+        code = PLATFORM
+    discard()
+    return code
 
 
 def _execute(arguments: list[str], as_json: bool) -> int:
     try:
+        if any("\udc80" <= character <= "\udcff" for character in "".join(arguments)):
+            raise WrongUse("an argument is not valid UTF-8 text; use names that are")
         code = app(arguments, prog_name="infra-agent", standalone_mode=False)
-    except ReaderGone:
+    except (ReaderGone, OutputRefused):
         raise
     except InfraAgentError as error:
         return _fail(error, str(error), error.exit_code, as_json)
     except SandboxError as error:
         return _fail(error, str(error), PLATFORM, as_json)
+    except RepositoryLost as error:
+        return _fail(error, str(error), PLATFORM, as_json)
+    except (GitMissing, SourceRefused) as error:
+        return _fail(error, str(error), WRONG_USE, as_json)
     except (KeyboardInterrupt, typer.Abort) as error:
         return _fail(error, "interrupted", INTERRUPTED, as_json)
     except SystemExit as error:  # typer takes any broken pipe for that of the output
@@ -76,6 +94,11 @@ def _fail(error: BaseException, message: str, code: int, as_json: bool) -> int:
 
 
 def _unexpected(error: BaseException, as_json: bool) -> int:
+    if isinstance(error, BrokenPipeError) and reader_is_gone():
+        raise ReaderGone
+    if isinstance(error, OSError) and advice(error):
+        message = refusal(error, error.filename2 or error.filename or "a file of infra-agent or its output")
+        return _fail(error, message, PLATFORM, as_json)
     if isinstance(error, ClickError):
         message = str(getattr(error, "format_message", error.__str__)())
         return _fail(error, f"{message}\nTry `infra-agent --help`.", WRONG_USE, as_json)
@@ -89,6 +112,6 @@ def _saved_traceback() -> str:
         path = load_settings().home / "errors" / f"{now():%Y%m%dT%H%M%S}-{os.getpid()}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError:
+    except (OSError, InfraAgentError):
         return text
     return f"This is a fault of infra-agent; please report it with {path}"

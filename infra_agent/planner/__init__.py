@@ -32,6 +32,7 @@ class Context(Record):
     """Signals of the latest experiments as text, within a token budget."""
     experiments_left: int
     seconds_left: float | None
+    """Wall time that the planner may take; None without a time budget."""
 
 
 class Propose(Record):
@@ -49,8 +50,12 @@ class Stop(Record):
 Action = Propose | Stop
 
 
+class TimeUp(Exception):
+    """The campaign's time budget ended while the planner was at work; the campaign ends, and nothing failed."""
+
+
 class Planner(Protocol):
     """Chooses the next action. The same context yields the same action, so that a resume repeats nothing."""
 
     def next_action(self, context: Context) -> Action:
-        """What to do next. Raises ModelUnavailable when a model is needed and can't be reached."""
+        """What to do next. Raises ModelUnavailable when a model is needed and can't be reached, and TimeUp."""

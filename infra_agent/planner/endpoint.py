@@ -6,6 +6,7 @@ so that it can be journalled word for word. The key appears nowhere but in the r
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
@@ -17,6 +18,7 @@ from openai import OpenAI
 
 from infra_agent.domain import now
 from infra_agent.errors import ModelUnavailable, WrongUse
+from infra_agent.planner import TimeUp
 from infra_agent.planner.fence import neutral
 from infra_agent.settings import Settings
 
@@ -37,6 +39,8 @@ class Patience(NamedTuple):
     """All waiting between the tries of one call together."""
 
 
+CLOCK_S = 0.05
+"""A timeout this close before a deadline is that deadline's: clocks and timers are no finer."""
 SECRET_CHARACTERS = 16
 """Real keys are longer than this."""
 
@@ -56,6 +60,10 @@ class _TryAgain(Exception):
         self.after_s = after_s
 
 
+class _TooSlow(Exception):
+    """The answer was still coming when its time was over."""
+
+
 class Endpoint:
     """The endpoint that the settings name."""
 
@@ -70,7 +78,6 @@ class Endpoint:
                 api_key=settings.openai_api_key or "none",
                 base_url=settings.openai_base_url or None,
                 max_retries=0,
-                timeout=httpx2.Timeout(patience.call_s, connect=min(patience.connect_s, patience.call_s)),
             )
         except httpx2.InvalidURL as error:
             raise WrongUse(f"OPENAI_BASE_URL is no URL: {error}") from error
@@ -79,23 +86,28 @@ class Endpoint:
             raise WrongUse("OPENAI_BASE_URL must begin with http:// or https://; mend it or unset it")
         self.address = str(url.copy_with(username=None, password=None, query=None, fragment=None))
 
-    def complete(self, request: dict[str, Any], check: Callable[[str], object]) -> Answered:
+    def complete(
+        self, request: dict[str, Any], check: Callable[[str], object], deadline_s: float = math.inf
+    ) -> Answered:
         """The body of the answer to a chat completion request, once `check` finds no fault with it.
 
         A busy, failing or unreachable endpoint and a body that `check` raises ValueError for are tried again.
-        Raises ModelUnavailable with the endpoint, the cause and what to do.
+        Raises ModelUnavailable with the endpoint, the cause and what to do, and TimeUp when no answer is there by
+        `deadline_s`, a time.monotonic().
         """
         started = time.monotonic()
         waited = 0.0
         for attempt in range(1, self._patience.tries + 1):
             try:
-                body = self._hide(self._once(request))
+                body = self._hide(self._once(request, deadline_s))
                 self._check(body, check)
                 return Answered(body, time.monotonic() - started)
             except _TryAgain as failure:
                 wait_s = self._patience.backoff_s * 2 ** (attempt - 1)
                 wait_s = wait_s if failure.after_s is None else failure.after_s
                 waited += wait_s
+                if time.monotonic() + wait_s >= deadline_s:
+                    raise TimeUp from failure
                 if attempt == self._patience.tries or waited > self._patience.total_wait_s:
                     asks = f" It asks to wait {failure.after_s:.0f} s." if failure.after_s else ""
                     raise self._unavailable(f"{failure} (tried {attempt} times).{asks}") from failure
@@ -108,14 +120,22 @@ class Endpoint:
         except ValueError as error:
             raise _TryAgain(f"what it answered is no chat completion: {error}") from error
 
-    def _once(self, request: dict[str, Any]) -> str:
-        deadline = time.monotonic() + self._patience.call_s
+    def _once(self, request: dict[str, Any], deadline_s: float) -> str:
+        limit_s = min(self._patience.call_s, deadline_s - time.monotonic())
+        if limit_s <= 0:
+            raise TimeUp
+        ends_s = time.monotonic() + limit_s
+        timeout = httpx2.Timeout(limit_s, connect=min(self._patience.connect_s, limit_s))
         create = self._client.chat.completions.with_streaming_response.create
         try:
-            with create(**request) as response:
-                return self._body(response.iter_bytes(), deadline)
-        except (openai.APITimeoutError, httpx2.TimeoutException) as error:
-            raise self._too_slow() from error
+            with create(**request, timeout=timeout) as response:
+                return self._body(response.iter_bytes(), ends_s)
+        except (_TooSlow, openai.APITimeoutError, httpx2.TimeoutException) as error:
+            if time.monotonic() > deadline_s - CLOCK_S:
+                raise TimeUp from error
+            raise self._unavailable(
+                f"it did not answer within {self._patience.call_s:g} s. Use a faster model,"
+            ) from error
         except openai.APIConnectionError as error:
             raise _TryAgain(f"it can't be reached: {error.__cause__ or error}") from error
         except httpx2.HTTPError as error:
@@ -123,7 +143,7 @@ class Endpoint:
         except openai.APIStatusError as error:
             raise self._refused(error) from None  # its text may repeat the key; ours does not
 
-    def _body(self, chunks: Any, deadline: float) -> str:
+    def _body(self, chunks: Any, ends_s: float) -> str:
         parts: list[bytes] = []
         size = 0
         for chunk in chunks:
@@ -131,8 +151,8 @@ class Endpoint:
             size += len(chunk)
             if size > MAX_BODY_BYTES:
                 raise self._unavailable(f"its answer is longer than {MAX_BODY_BYTES >> 20} MiB.")
-            if time.monotonic() > deadline:  # an endpoint that keeps sending blanks is slow too
-                raise self._too_slow()
+            if time.monotonic() > ends_s:  # an endpoint that keeps sending blanks is slow too
+                raise _TooSlow
         return b"".join(parts).decode("utf-8", "replace")
 
     def _refused(self, error: openai.APIStatusError) -> Exception:
@@ -155,9 +175,6 @@ class Endpoint:
 
     def _said(self, error: openai.APIStatusError) -> str:
         return self._hide(" ".join(neutral(str(error.message)).split()))[:300]
-
-    def _too_slow(self) -> ModelUnavailable:
-        return self._unavailable(f"it did not answer within {self._patience.call_s:g} s. Use a faster model,")
 
     def _unavailable(self, cause: str) -> ModelUnavailable:
         remedy = OR_SEARCH if cause.endswith(",") else f"Try again later, {OR_SEARCH}"

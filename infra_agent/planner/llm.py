@@ -7,6 +7,8 @@ model remembers; every answer is journalled before it is acted on, so a resumed 
 from __future__ import annotations
 
 import json
+import math
+import time
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -86,7 +88,7 @@ class LlmPlanner:
     """Plans with the model that `settings` name.
 
     `next_action` raises ModelUnavailable when the endpoint can't be used, and when the model answers nonsense or
-    comes to no proposal within its turns.
+    comes to no proposal within its turns; TimeUp when it has no answer within the context's time.
     """
 
     def __init__(self, settings: Settings, calls: ModelJournal, patience: Patience | None = None) -> None:
@@ -96,12 +98,13 @@ class LlmPlanner:
 
     def next_action(self, context: Context) -> Action:
         """Let the model read until it proposes or stops."""
+        deadline_s = math.inf if context.seconds_left is None else time.monotonic() + context.seconds_left
         toolbox = Toolbox(context)
         tools = toolbox.definitions()
         messages = opening(context)
         invalid, reminded = 0, False
         for turn in range(MAX_TURNS):
-            message = self._ask({"model": self._model, "messages": messages, "tools": tools})
+            message = self._ask({"model": self._model, "messages": messages, "tools": tools}, deadline_s)
             calls = (message.tool_calls or ())[:MAX_CALLS]
             messages.append(_said(message, calls, turn))
             if not calls:
@@ -126,12 +129,12 @@ class LlmPlanner:
             _count_down(messages, turn)
         raise self._nonsense(f"it came to no proposal in {MAX_TURNS} turns")
 
-    def _ask(self, request: dict[str, Any]) -> Message:
+    def _ask(self, request: dict[str, Any], deadline_s: float) -> Message:
         """The model's answer to this request: the recorded one if there is one."""
         digest = request_hash(request)
         call = self._calls.recall(digest)
         if call is None:
-            body, duration_s = self._endpoint.complete(request, check=_parsed)
+            body, duration_s = self._endpoint.complete(request, check=_parsed, deadline_s=deadline_s)
             usage = _parsed(body).usage or Usage()
             call = ModelCall(
                 campaign_id=self._calls.campaign_id,

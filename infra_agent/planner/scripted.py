@@ -8,12 +8,14 @@
     knobs = { threads = 2 }
     unset = ["poll"]                       # leave these knobs to the engine's own default
 
-Only the journal tells the position, so a resumed campaign goes on where it was.
+The script is read once, at the start; the campaign keeps its proposals. Only the journal tells the position, so a
+resumed campaign goes on where it was, whatever became of the file.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,24 +72,30 @@ class Line(NamedTuple):
 
 
 class ScriptedPlanner:
-    """Proposes the entries of a script one after another, then stops.
+    """Proposes the entries of a script one after another, then stops. `name` is the script's, for people."""
 
-    Raises WrongUse at construction, naming file, line and entry, if the script or one of its patches can't be
-    used; and from `next_action` if an entry names a knob or probe that the target does not have.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._name = path.name
-        self._lines = tuple(_read(path))
+    def __init__(self, name: str, proposals: Sequence[Proposal]) -> None:
+        self._name = name
+        self._proposals = tuple(proposals)
 
     def next_action(self, context: Context) -> Action:
         """The first entry that no change of the journal stands for, finished or not."""
-        for line in self._lines:
-            _check(line, context.spec)
-        position = sum(experiment.role == "change" for experiment in context.journal.experiments)
-        if position >= len(self._lines):
-            return Stop(reason=f"all {len(self._lines)} proposals of {self._name} were tried")
-        return Propose(proposal=self._lines[position].proposal)
+        position = context.journal.number_of_changes
+        if position >= len(self._proposals):
+            return Stop(reason=f"all {len(self._proposals)} proposals of {self._name} were tried")
+        return Propose(proposal=self._proposals[position])
+
+
+def read_script(path: Path, spec: TargetSpec) -> tuple[Proposal, ...]:
+    """The proposals of a script, the contents of its patches included.
+
+    Raises WrongUse, naming file, line and entry, if the script or one of its patches can't be used, an entry
+    changes nothing or names a knob or probe that the target does not have.
+    """
+    lines = _read(path)
+    for line in lines:
+        _check(line, spec)
+    return tuple(line.proposal for line in lines)
 
 
 def _read(path: Path) -> list[Line]:
@@ -133,7 +141,10 @@ def _line(path: Path, text: str, index: int, entry: Entry) -> Line:
 
 
 def _check(line: Line, spec: TargetSpec) -> None:
-    for name in line.proposal.change.knobs:
+    change = line.proposal.change
+    if not (change.patch.strip() or change.knobs):
+        raise WrongUse(f"{line.where}: its patch is empty, so it changes nothing")
+    for name in change.knobs:
         if spec.knob(name) is None:
             known = ", ".join(k.name for k in spec.knobs) or "none"
             raise WrongUse(f"{line.where}: unknown knob {name!r}; this target's knobs are: {known}")

@@ -235,6 +235,10 @@ def _coverage(spec: TargetSpec, trials: Trials) -> str:
         tried.append(f"{knob.name} ({', '.join(values) or 'nothing else allowed'})")
     return (
         f"nothing new is left next to the values in force: {len(trials.all)} changes were measured, "
-        f"{len(spec.controls)} control arms and {len(spec.moves)} joint moves among them; "
+        f"{_count(len(spec.controls), 'control arm')} and {_count(len(spec.moves), 'joint move')} among them; "
         f"tried values: {'; '.join(tried)}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple
 from feedback import stats
 from feedback.observations import Scalar
 from feedback.rules.performance import gain_text
-from feedback.signals import Effect, Signal
-from infra_agent.domain import Campaign, Change, Experiment, NoiseUnits
+from feedback.signals import Effect, Signal, as_gain, as_loss
+from infra_agent.domain import Campaign, CampaignState, Change, Experiment, NoiseUnits
 from infra_agent.journal import Journal
-from infra_agent.policy import SCREEN_ALPHA
-from infra_agent.report import words
+from infra_agent.policy import SCREEN_ALPHA, is_spent
+from infra_agent.report import forecast, words
 from infra_agent.report.facts import Comparison, Held, KnobChange, Noise, Report, Tried
 from infra_agent.target import LoadProbe, SlicesProbe, TargetSpec
 
@@ -41,18 +41,21 @@ def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result
     comparisons = (_original(spec, journal, result), *_controls(campaign, spec, journal, result))
     tried = tuple(_tried(e) for e in journal.experiments if e.role == "change")
     baseline = next((_objective(e)[1] for e in journal.finished if e.role == "baseline"), None)
+    judged = [effect for e in journal.finished if (effect := _objective(e)[1]) is not None]
     effects = (baseline, *(c.effect for c in comparisons), *(t.effect for t in tried))
     shown = [effect for effect in effects if effect is not None]
-    noise = _noise(spec, shown, result.noise)
+    noise = _noise(spec, judged, result.noise)
     changes = [e for e in journal.experiments if e.role == "change"]
     facts = Report(
         campaign=campaign.id, target=campaign.target_name, directory=campaign.spec.target,
-        planner=campaign.spec.planner, state=campaign.state, stop_reason=campaign.stop_reason,
+        planner=campaign.spec.planner, state=campaign.state,
+        ended_by=_ended_by(campaign), stop_reason=campaign.stop_reason,
         headline="", metric=spec.objective.metric, direction=spec.objective.direction,
         comparisons=comparisons, knobs=_knob_changes(spec, result), files=changed_files(result.patch),
         tried=tried, held=_held(spec, journal), warnings=words.warnings(journal, baseline, noise),
-        baseline=baseline, noise=noise,
+        baseline=baseline, noise=noise, min_effect=as_gain(spec.objective.min_effect, spec.objective.direction),
         confidence=(min(e.confidence for e in shown), max(e.confidence for e in shown)) if shown else None,
+        method=shown[-1].method if shown else "",
         error_budget=campaign.spec.error_budget, error_spent=sum(e.alpha for e in changes),
         budget=campaign.spec.budget, n_changes=len(tried), n_accepted=len(journal.accepted),
         created_at=campaign.created_at, elapsed_s=campaign.elapsed_s,
@@ -60,6 +63,12 @@ def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result
         patch=result.patch, next=(),
     )  # fmt: skip
     return facts.model_copy(update={"headline": words.headline(facts), "next": words.next_commands(facts)})
+
+
+def _ended_by(campaign: Campaign) -> Literal["budget", "planner"] | None:
+    if campaign.state is not CampaignState.COMPLETE:
+        return None
+    return "budget" if is_spent(campaign.stop_reason) else "planner"
 
 
 def screening_rule(spec: TargetSpec, floor: float) -> stats.Rule:
@@ -151,6 +160,8 @@ def changed_files(patch: str) -> tuple[str, ...]:
 def _tried(experiment: Experiment) -> Tried:
     verdict = experiment.verdict if experiment.state.is_finished else None
     signal, effect = _objective(experiment)
+    predicted = experiment.proposal.hypothesis.predicted
+    effects = [s.effect for s in experiment.signals if s.effect is not None]
     reason = verdict.reasons[0] if verdict and verdict.reasons else ""
     if signal and effect and reason == signal.message:  # the gain has a column of its own
         reason = signal.reason or reason.removeprefix(f"{effect.metric} {gain_text(effect)}: ")
@@ -159,6 +170,8 @@ def _tried(experiment: Experiment) -> Tried:
         claim=experiment.proposal.hypothesis.claim,
         outcome=verdict.kind.value if verdict else experiment.state.value,
         confirmed=experiment.confirmed, effect=effect, reason=reason, sandbox_s=experiment.sandbox_s,
+        forecast=forecast.held_against(predicted, effects) if predicted and verdict else None,
+        work=tuple(s.message for s in experiment.signals if s.rule_id == "performance.instructions"),
     )  # fmt: skip
 
 
@@ -184,7 +197,7 @@ def _held(spec: TargetSpec, journal: Journal) -> tuple[Held, ...]:
 
 
 def _held_by(spec: TargetSpec, signal: Signal) -> Held:
-    margins = {g.metric: g.max_regression for g in spec.guardrails}
+    margins = {g.metric: as_loss(g.max_regression, g.direction) for g in spec.guardrails}
     return Held(
         role="guardrail" if signal.role == "guardrail" else "gate", finding=signal.finding,
         message=signal.message, effect=signal.effect,
@@ -192,16 +205,26 @@ def _held_by(spec: TargetSpec, signal: Signal) -> Held:
     )  # fmt: skip
 
 
-def _noise(spec: TargetSpec, shown: Sequence[Effect], units: NoiseUnits | None) -> Noise:
+def _noise(spec: TargetSpec, judged: Sequence[Effect], units: NoiseUnits | None) -> Noise:
     """The floor that the campaign's latest number was held against, and what is known today."""
     probe = spec.probe(spec.objective.probe)
     assert isinstance(probe, SlicesProbe | LoadProbe)
-    floor, known = (shown[-1].floor, shown[-1].floor_known) if shown else (probe.default_margin, False)
-    n_units = len(units.units) if units else 0
-    if units is None or n_units < stats.MIN_FLOOR_UNITS:
-        return Noise(floor=floor, is_measured=known, n_units=n_units)
-    today = stats.noise_floor(units.units)
-    return Noise(
-        floor=floor, is_measured=known, n_units=n_units, is_biased=not today.is_calibrated,
-        minimum_detectable_effect=stats.minimum_detectable_effect(today.sd, screening_rule(spec, floor)),
+    direction = spec.objective.direction
+    last = judged[-1] if judged else None
+    floor = last.floor if last else probe.default_margin
+    noise = Noise(
+        floor=as_gain(floor, direction), is_measured=last is not None and last.floor_known,
+        n_units=last.floor_units if last else None,
+        earlier_floors=tuple(dict.fromkeys(e.floor_gain for e in judged if e.floor != floor)),
+        n_units_today=len(units.units) if units else 0,
     )  # fmt: skip
+    if units is None or noise.n_units_today < stats.MIN_FLOOR_UNITS:
+        return noise
+    today = stats.noise_floor(units.units)
+    seen = stats.minimum_detectable_effect(today.sd, screening_rule(spec, floor))
+    known = {
+        "floor_today": as_gain(today.value, direction),
+        "minimum_detectable_effect": as_gain(seen, direction),
+        "is_biased": not today.is_calibrated,
+    }
+    return noise.model_copy(update=known)

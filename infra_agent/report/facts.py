@@ -7,7 +7,7 @@ from typing import Literal
 
 from feedback.observations import Scalar
 from feedback.signals import Direction, Effect
-from infra_agent.domain import Budget, CampaignState
+from infra_agent.domain import Budget, CampaignState, Prediction
 from sandboxes.results import Record
 
 
@@ -19,7 +19,7 @@ class Held(Record):
     message: str
     effect: Effect | None = None
     max_regression: float | None = None
-    """Largest tolerated loss of a guardrail, as a fraction."""
+    """Largest tolerated loss of a guardrail, as a fraction, on the scale of the effect's losses."""
 
 
 class Comparison(Record):
@@ -52,6 +52,23 @@ class KnobChange(Record):
     """What the engine does when it is left to it, as the target declares."""
 
 
+ForecastOutcome = Literal["confirmed", "refuted", "undecided", "not measured"]
+
+
+class Forecast(Record):
+    """What a hypothesis predicted, and what was measured of it."""
+
+    predicted: Prediction
+    outcome: ForecastOutcome
+    """`undecided` when the interval holds the smallest change that would confirm it; `not measured` when there is
+    no effect on that metric."""
+    change: float | None = None
+    """Relative change of the metric, positive in the predicted direction."""
+    interval: tuple[float, float] | None = None
+    is_beyond: bool = False
+    """The whole interval lies above the predicted range."""
+
+
 class Tried(Record):
     """One change of the campaign and what came of it."""
 
@@ -65,21 +82,31 @@ class Tried(Record):
     """On the objective, against the parent; None when it was not measured."""
     reason: str
     sandbox_s: float
+    forecast: Forecast | None = None
+    """None where the hypothesis predicted nothing."""
+    work: tuple[str, ...] = ()
+    """What was counted of the work itself, which no other load disturbs: instructions executed, before and after."""
 
 
 class Noise(Record):
-    """How quiet this host is for the objective."""
+    """How quiet this host is for the objective. Fractions are gains, on the scale of every other gain here."""
 
     floor: float
-    """As a fraction: what the campaign's gains had to clear."""
+    """What the latest of the campaign's gains had to clear, as it was then."""
     is_measured: bool
-    """Whether the floor was measured on this host or is the probe's default margin."""
-    n_units: int
-    """A/A pairs known today for this target on the campaign's host."""
+    """Whether that floor was measured on this host or is the probe's default margin."""
+    n_units: int | None
+    """A/A pairs that were known of this host then; None where that was not kept."""
+    earlier_floors: tuple[float, ...] = ()
+    """Other floors that earlier numbers of the campaign were held against."""
+    n_units_today: int = 0
+    """A/A pairs known today."""
+    floor_today: float | None = None
+    """The floor that those make; None while they are too few."""
     minimum_detectable_effect: float | None = None
-    """Smallest true gain that a first measurement calls better with 90 % probability; None while unknown."""
+    """Smallest true gain that a first measurement calls better with 90 % probability, by what is known today."""
     is_biased: bool = False
-    """Identical arms differ on this host; the floor has been raised by the difference."""
+    """Identical arms differ on this host, by what is known today; a floor measured here is raised by it."""
 
 
 class Report(Record):
@@ -90,6 +117,8 @@ class Report(Record):
     directory: str
     planner: str
     state: CampaignState
+    ended_by: Literal["budget", "planner"] | None
+    """None while it is not complete."""
     stop_reason: str
     headline: str
     metric: str
@@ -103,8 +132,12 @@ class Report(Record):
     baseline: Effect | None
     """The baseline against itself."""
     noise: Noise
+    min_effect: float
+    """Smallest gain that the target calls worth having, on the scale of the gains."""
     confidence: tuple[float, float] | None
     """Lowest and highest two-sided confidence of the intervals above."""
+    method: str
+    """How those intervals are made; empty without any."""
     error_budget: float
     error_spent: float
     budget: Budget

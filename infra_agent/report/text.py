@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from feedback.observations import Scalar
-from infra_agent.report import words
+from infra_agent.report import forecast, words
 from infra_agent.report.facts import Report, Tried
 
 PATCH_LINES = 40
@@ -29,7 +29,7 @@ def render_text(report: Report, width: int = 100) -> str:
         ("Patch", _patch),
         ("Next", _next),
     )
-    lines = [plain(f"{report.target}, campaign {report.campaign}: {_status(report)}")]
+    lines = [plain(f"{report.target}, campaign {report.campaign}: {_status(report)}"), *_ending(report, width)]
     for title, section in sections:
         body = list(section(report, width))
         if body:
@@ -59,9 +59,15 @@ def duration(seconds: float) -> str:
 
 
 def _status(report: Report) -> str:
-    if report.stop_reason:
-        return f"{report.state.value}; why it stopped: {report.stop_reason}"
-    return "running, or cut off" if report.state.value == "running" else report.state.value
+    return "interrupted: no process runs it" if report.state.value == "interrupted" else report.state.value
+
+
+def _ending(report: Report, width: int) -> list[str]:
+    """Why it stopped. A search says at length what it has covered."""
+    if not report.stop_reason:
+        return []
+    label = f"ended by the {report.ended_by}: " if report.ended_by else "why it stopped: "
+    return _wrap(report.stop_reason, width, f"  {label}", "    ")
 
 
 def _wrap(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:
@@ -113,16 +119,24 @@ def _tried(report: Report, width: int) -> Iterator[str]:
     column = max(map(len, gains))
     yield f"  {'#':>3}  {'verdict':<12}  {'gain':<{column}}  change"
     for tried, gain in zip(report.tried, gains, strict=True):
-        yield from _row(tried, f"  {tried.number:>3}  {tried.outcome:<12}  {gain:<{column}}  ", width)
+        yield from _row(
+            tried, report.planner == "search", f"  {tried.number:>3}  {tried.outcome:<12}  {gain:<{column}}  ", width
+        )
 
 
-def _row(tried: Tried, head: str, width: int) -> Iterator[str]:
+def _row(tried: Tried, is_routine: bool, head: str, width: int) -> Iterator[str]:
+    """One change. What a search predicts is routine: of every change alike that it gains what the target asks for,
+    which is what the verdict says already."""
     yield from _wrap(tried.change, width, head, " " * len(head))
     indent = " " * 7
     if "patch of" in tried.change:
         yield from _wrap(short(tried.claim, _CLAIM_CHARACTERS), width, f"{indent}claim: ", indent + " " * 7)
     if tried.reason and tried.outcome != "accept":
         yield from _wrap(short(tried.reason, _REASON_CHARACTERS), width, f"{indent}why: ", indent + " " * 5)
+    if tried.forecast is not None and not is_routine:
+        yield from _wrap(forecast.said(tried.forecast, tried.effect), width, f"{indent}predicted: ", indent + " " * 11)
+    for counted in tried.work:
+        yield from _wrap(short(counted, _REASON_CHARACTERS), width, f"{indent}counted: ", indent + " " * 9)
 
 
 def _held(report: Report, width: int) -> Iterator[str]:
@@ -131,17 +145,17 @@ def _held(report: Report, width: int) -> Iterator[str]:
 
 
 def _measured(report: Report, width: int) -> Iterator[str]:
-    if report.baseline is not None:
-        pairs = words.count(report.baseline.n_units, "pair")
-        yield from _wrap(f"The baseline against itself: {words.gain(report.baseline)} over {pairs}.", width)
-    if report.n_accepted:
-        yield from _wrap(words.sensitivity(report), width)
+    said = [words.itself(report), words.sensitivity(report) if report.n_accepted else "", words.scale(report)]
+    if any(c.effect for c in report.comparisons):
+        said.append(words.MEDIANS)
+    for sentence in filter(None, said):
+        yield from _wrap(sentence, width)
     if report.confidence is not None:
         low, high = (f"{100 * value:.1f} %" for value in report.confidence)
         level = low if low == high else f"{low} to {high}"
         yield from _wrap(
-            f"Intervals: Student t over fresh process pairs, confidence {level} each (two-sided, at one of "
-            "several looks that share an error budget).", width,
+            f"Intervals: {report.method}, confidence {level} each (two-sided, at one of several looks that share "
+            "an error budget).", width,
         )  # fmt: skip
     yield from _wrap(
         f"Error budget: at most {100 * report.error_budget:g} % probability of any false accept in the whole "

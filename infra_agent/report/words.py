@@ -14,6 +14,7 @@ from feedback.signals import Direction, Effect
 from infra_agent.catalogue import SHIPPED
 from infra_agent.domain import CampaignState
 from infra_agent.journal import Journal
+from infra_agent.report import units
 from infra_agent.report.facts import Comparison, Held, Noise, Report
 
 MORE_EXPERIMENTS = 10
@@ -55,6 +56,8 @@ def count(number: int, noun: str) -> str:
 def headline(report: Report) -> str:
     """The result in one sentence."""
     original = report.comparisons[0]
+    if report.state is CampaignState.FAILED:
+        return f"Failed: {original.against} itself does not pass, so no change can be measured against it."
     so_far = "" if report.state is CampaignState.COMPLETE else "Not finished. So far: "
     if not report.n_accepted:
         return so_far + _nothing_found(report, original.against)
@@ -94,7 +97,8 @@ def _nothing_found(report: Report, against: str) -> str:
     else:
         open_ones = sum(t.outcome == "inconclusive" for t in measured)
         said += f": a gain above {percent(bound)} is excluded for {_each(len(measured))}"
-        said += f" ({open_ones} of them undecided below that)" if open_ones else ""
+        those = "" if len(measured) == 1 else f"{open_ones} of them "
+        said += f" ({those}undecided below that)" if open_ones else ""
     if broke:
         said += f"; {count(len(broke), 'change')} did better but broke a guardrail or a gate"
     return said + "."
@@ -114,17 +118,55 @@ def _each(number: int) -> str:
 
 def sensitivity(report: Report) -> str:
     """How small a gain would have been seen, as far as that is known."""
-    noise = report.noise
-    kind = "measured on this machine" if noise.is_measured else "assumed, because it was not measured here"
-    floor = f"{100 * noise.floor:.1f} % ({kind})"
-    said = f"A gain counts once its whole interval clears the noise floor of {floor}."
+    noise, worth = report.noise, f"{100 * report.min_effect:.1f} %"
+    known = f" from {count(noise.n_units, 'A/A pair')}" if noise.n_units is not None else ""
+    kind = f"measured on this machine{known}" if noise.is_measured else "assumed, because it was not measured here"
+    said = f"A gain counts once its whole interval clears the noise floor of {100 * noise.floor:.1f} % ({kind})"
+    said += f" and it is itself at least {worth}."
+    if noise.earlier_floors:
+        floors = ", ".join(f"{100 * floor:.1f} %" for floor in noise.earlier_floors)
+        said += f" Earlier numbers of this campaign were held against a floor of {floors}."
     if noise.minimum_detectable_effect is None:
         return said
     seen = f"{100 * noise.minimum_detectable_effect:.1f} %"
     return (
-        f"{said} By {noise.n_units} A/A pairs of this host, a first measurement finds a true gain of {seen} "
-        "with 90 % probability."
+        f"{said} By the spread of the {noise.n_units_today} A/A pairs of this host that are known today, a first "
+        f"measurement with that floor finds a true gain of {seen} with 90 % probability."
     )
+
+
+def itself(report: Report) -> str:
+    """The baseline against itself, and what that is worth when the interval is wide."""
+    found = report.baseline
+    if found is None:
+        return ""
+    low, high = found.improvement_interval
+    said = f"The baseline against itself: {gain(found)} over {count(found.n_units, 'pair')}."
+    if not low <= 0 <= high or (high - low) / 2 <= max(found.floor_gain, report.min_effect):
+        return said
+    said += (
+        f" That is wide: identical arms could differ by about {100 * (high - low) / 2:.0f} % and these pairs would not "
+        "show it, so they don't prove a quiet machine. Each gain has an interval of its own and doesn't rest on them."
+    )
+    if report.noise.is_measured or report.noise.floor_today is not None:
+        return said
+    return f"{said} `infra-agent calibrate` measures the noise with enough pairs."
+
+
+def scale(report: Report) -> str:
+    """On which scale percentages are, where that is not what target.toml uses; empty where it is."""
+    if report.direction == "maximize":
+        return ""
+    return (
+        "Gains, noise floor and thresholds are all given as the part that is saved. The rule itself, like min_effect "
+        "in target.toml, counts in speed: 25 % more speed is 20 % of the time saved, and 2 % more is 1.96 %."
+    )
+
+
+MEDIANS = (
+    "Values before and after are the medians of each arm over all pairs. The gain is estimated inside each pair and "
+    "then averaged, which cancels what disturbs both arms, so it need not be the ratio of the two medians."
+)
 
 
 def losses(comparison: Comparison) -> str:
@@ -136,7 +178,7 @@ def held(found: Held) -> str:
     """A guardrail with its effect and margin, or what was said of a gate."""
     if found.effect is None:
         return found.message
-    limit = f", may lose at most {100 * found.max_regression:.0f} %" if found.max_regression is not None else ""
+    limit = f", may lose at most {100 * found.max_regression:.3g} %" if found.max_regression is not None else ""
     return f"{found.role} {gain_of(found.effect)}{limit}"
 
 
@@ -154,7 +196,7 @@ def _against(comparison: Comparison, original: Comparison) -> str:
         return f"not measured{f': {comparison.reason}' if comparison.reason else ''}"
     low, high = effect.improvement_interval
     pairs = count(effect.n_units, "pair")
-    numbers = f"{gain(effect)} ({effect.baseline:.4g} -> {effect.measured:.4g}, {pairs})"
+    numbers = f"{gain(effect)} ({units.change(effect)}, {pairs})"
     if comparison.finding == "better":
         return f"better, {numbers}"
     if comparison.finding == "worse":
@@ -192,32 +234,45 @@ def warnings(journal: Journal, baseline: Effect | None, noise: Noise) -> tuple[s
             f"in the last of them: {kept[-1].message}. That widens intervals; a quieter machine decides more."
         )
     if not noise.is_measured:
-        found.append(
-            f"The noise floor of {100 * noise.floor:.1f} % is assumed ({noise.n_units} of "
-            f"{stats.MIN_FLOOR_UNITS} A/A pairs known for this host); `infra-agent calibrate` measures it."
-        )
+        found.append(_assumed(noise))
+    if unproven := [s for e in measured for s in e.signals if s.rule_id == "integrity.work_unproven"]:
+        found.append(f"{unproven[-1].message}. A change that does less work would count as a gain.")
     if journal.accepted:
         events = [s for s in journal.accepted[-1].signals if s.rule_id == "stability.runtime_event"]
         found += [s.message for s in events if s.level != "note"]
     return tuple(found)
 
 
+def _assumed(noise: Noise) -> str:
+    said = f"The noise floor of {100 * noise.floor:.1f} % is assumed"
+    if noise.n_units is not None:
+        said += f" ({noise.n_units} of {stats.MIN_FLOOR_UNITS} A/A pairs of this host were known when it was applied)"
+    if noise.floor_today is not None:
+        today = f"a floor of {100 * noise.floor_today:.1f} %"
+        return f"{said}. By now {noise.n_units_today} pairs are known, which make {today} for what is measured next."
+    return f"{said}; `infra-agent calibrate` measures it."
+
+
 def _is_bias(baseline: Effect) -> bool:
     """Whether a baseline differs from itself by more than the noise floor covers anyway."""
     low, high = baseline.improvement_interval
-    return not low <= 0 <= high and abs(baseline.improvement) > baseline.floor
+    return not low <= 0 <= high and abs(baseline.improvement) > baseline.floor_gain
 
 
 def next_commands(report: Report) -> tuple[str, ...]:
     """What to type next, most useful first."""
     resume = f"infra-agent run --resume {report.campaign}"
     commands = []
-    if report.state is not CampaignState.COMPLETE:
+    if report.state is CampaignState.FAILED:
+        return (f"{run_command(report.directory, report.planner)}  # once the target is mended",)
+    if report.state is CampaignState.RUNNING:
+        commands.append(f"infra-agent show {report.campaign}  # again, while it runs")
+    elif report.state is not CampaignState.COMPLETE:
         commands.append(f"{resume}  # continue where it stopped; nothing finished is measured again")
     if report.patch:
         commands.append(_use_patch(report))
-    if not report.noise.is_measured:
-        commands.append(f"infra-agent calibrate {_target(report)}  # measure this machine's noise floor")
+    if not (report.noise.is_measured or report.noise.floor_today is not None):
+        commands.append(f"infra-agent calibrate {target_name(report)}  # measure this machine's noise floor")
     if report.state is CampaignState.COMPLETE:
         commands += _go_on(report, resume)
     return tuple(commands) or (f"infra-agent show {report.campaign} --json  # everything that was measured",)
@@ -233,15 +288,27 @@ def _use_patch(report: Report) -> str:
 
 
 def _go_on(report: Report, resume: str) -> Sequence[str]:
+    if report.ended_by == "planner":  # it had nothing left to propose, and a larger budget changes nothing of that
+        return ()
     if report.planner.startswith("script:") and report.n_accepted:
         return ()
     if report.n_changes >= report.budget.experiments:
         return (f"{resume} --experiments {report.n_changes + MORE_EXPERIMENTS}  # search on",)
-    if report.budget.minutes is not None and report.elapsed_s > 30 * report.budget.minutes:
+    if report.budget.minutes is not None:
         return (f"{resume} --minutes {2 * report.budget.minutes:g}  # search on",)
     return ()
 
 
-def _target(report: Report) -> str:
-    path = PurePath(report.directory)
-    return path.name if SHIPPED in path.parts else shlex.quote(report.directory)
+def run_command(directory: str, planner: str) -> str:
+    """The command that starts a campaign like one before."""
+    return f"infra-agent run {_target(directory)} --planner {shlex.quote(planner)}"
+
+
+def target_name(report: Report) -> str:
+    """The target as a command takes it."""
+    return _target(report.directory)
+
+
+def _target(directory: str) -> str:
+    path = PurePath(directory)
+    return path.name if SHIPPED in path.parts else shlex.quote(directory)

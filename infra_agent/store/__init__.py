@@ -14,6 +14,6 @@ from infra_agent.store.artefacts import ArtefactFiles, StoredArtefact
 from infra_agent.store.database import Store, open_store
 from infra_agent.store.ids import new_id
 from infra_agent.store.ledger import Ledger
-from infra_agent.store.locks import campaign_lock
+from infra_agent.store.locks import campaign_lock, is_locked
 
-__all__ = ["ArtefactFiles", "Ledger", "Store", "StoredArtefact", "campaign_lock", "new_id", "open_store"]
+__all__ = ["ArtefactFiles", "Ledger", "Store", "StoredArtefact", "campaign_lock", "is_locked", "new_id", "open_store"]

@@ -10,13 +10,13 @@ import errno
 import hashlib
 import os
 import re
-import stat
 import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
 from infra_agent.errors import NotFound, PlatformFailed
 from infra_agent.store.failures import refused_file
+from sandboxes.files import open_regular
 from sandboxes.results import Artefact, sha256_file
 
 _CHUNK_BYTES = 1 << 20
@@ -77,6 +77,8 @@ class ArtefactFiles:
             return self._path(sha256).open("rb")
         except FileNotFoundError as error:
             raise NotFound(f"no artefact with SHA-256 {sha256} is kept in {self._directory}") from error
+        except OSError as error:
+            raise refused_file(error, str(self._path(sha256))) from error
 
     def verify(self, sha256: str) -> bool:
         """Whether the kept content still has its hash. Raises NotFound when it is not kept."""
@@ -111,17 +113,12 @@ class ArtefactFiles:
 
 def _open_regular(path: Path) -> BinaryIO:
     """Open a regular file: no symbolic link, and no pipe or device to hang on."""
-    refusal = f"artefact {path} is not a regular file; it is not kept"
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return open_regular(path)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise PlatformFailed(refusal) from error
+        if error.errno in (errno.ELOOP, errno.EINVAL):
+            raise PlatformFailed(f"artefact {path} is not a regular file; it is not kept") from error
         raise refused_file(error, str(path)) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise PlatformFailed(refusal)
-    return os.fdopen(descriptor, "rb")
 
 
 def _sync_directory(directory: Path) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
 
 from infra_agent.errors import StoreUnavailable, WrongUse
 from infra_agent.store.failures import refused_file, translated
 from infra_agent.store.ledger import Ledger
 from infra_agent.store.locks import waiting_lock
 from infra_agent.store.rows import encode_json
-from infra_agent.store.schema import MIGRATIONS, migrate
+from infra_agent.store.schema import MIGRATIONS, is_current, migrate
 
 _BUSY_TIMEOUT_MS = 15_000
 _MIGRATION_TIMEOUT_S = 120.0
@@ -31,9 +35,11 @@ _FORMS = "sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME"
 class Store:
     """A database at the newest revision; made by `open_store`. Threads may share it, forked processes not."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, place: str, refused: StoreUnavailable | None = None) -> None:
         self._engine = engine
-        self.place = engine.url.render_as_string(hide_password=True)
+        self._refused = refused
+        """Why nothing can be written, if only reading is possible."""
+        self.place = place
         """Which database this is, for people."""
 
     @contextmanager
@@ -46,6 +52,8 @@ class Store:
 
         Raises StoreUnavailable when the database can't be reached, is locked for longer, or its disk is full.
         """
+        if self._refused is not None and not read_only:
+            raise self._refused
         with translated(self.place), self._engine.connect() as connection:
             connection.execution_options(read_only=read_only)
             if read_only and connection.dialect.name == "postgresql":
@@ -70,7 +78,8 @@ def open_store(url: str, *, migrations: Path = MIGRATIONS) -> Store:
     """Open the database at an SQLAlchemy URL, made or upgraded as needed, also by several processes at once.
 
     `sqlite:///relative.db`, `sqlite:////absolute.db` (missing directories are made) or
-    `postgresql+psycopg://user@host/name` (needs the psycopg package).
+    `postgresql+psycopg://user@host/name` (needs the psycopg package). Where an SQLite file of this version can be
+    read but not written, as on a full disk, transactions that write raise StoreUnavailable.
 
     Raises:
         WrongUse: the URL is not one of these.
@@ -78,18 +87,49 @@ def open_store(url: str, *, migrations: Path = MIGRATIONS) -> Store:
             version, or lies on a network file system, where SQLite's WAL loses data.
     """
     engine = _engine(url)
-    store = Store(engine)
     path = _sqlite_path(engine.url)
+    if path is not None:
+        _refuse_network(path)
+    store = Store(engine, engine.url.render_as_string(hide_password=True))
     try:
-        if path is not None:
-            _refuse_network(path)
         lock = path.with_name(f"{path.name}.lock") if path is not None else None
         with waiting_lock(lock, timeout_s=_MIGRATION_TIMEOUT_S) if lock else nullcontext():
             _prepare(engine, store.place, migrations)
+    except StoreUnavailable as error:
+        store.close()
+        if path is None or (reading := _reading(path, migrations)) is None:
+            raise
+        return Store(reading, store.place, refused=error)
     except BaseException:
         store.close()
         raise
     return store
+
+
+def _reading(path: Path, migrations: Path) -> Engine | None:
+    """An engine that reads an SQLite file of this version where nothing can be written, or None if it can't.
+
+    SQLite must make a file beside a database in WAL mode even to read it. Where it can't, the database is taken as
+    unchanging, which is right unless a writer that was killed left changes in the WAL.
+    """
+    modes = ("mode=ro",) if _has_content(path.with_name(f"{path.name}-wal")) else ("mode=ro", "mode=ro&immutable=1")
+    for mode in modes if _has_content(path) else ():
+        uri = f"file:{quote(str(path.absolute()))}?{mode}"
+        engine = create_engine("sqlite://", creator=partial(sqlite3.connect, uri, uri=True), poolclass=NullPool)
+        _listen(engine)
+        with suppress(StoreUnavailable), translated(uri), engine.connect() as connection:
+            connection.execution_options(read_only=True)
+            with connection.begin():
+                if is_current(connection, migrations):
+                    return engine
+    return None
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _engine(url: str) -> Engine:
@@ -105,9 +145,13 @@ def _engine(url: str) -> Engine:
         message = f"{parsed.drivername}: the Python module {error.name} is missing{advice}"
         raise StoreUnavailable(message) from error
     if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _configure)
-        event.listen(engine, "begin", _begin)
+        _listen(engine)
     return engine
+
+
+def _listen(engine: Engine) -> None:
+    event.listen(engine, "connect", _configure)
+    event.listen(engine, "begin", _begin)
 
 
 def _configure(connection: Any, _: object) -> None:

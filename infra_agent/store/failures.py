@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from sqlalchemy import exc
 
 from infra_agent.errors import AlreadyRecorded, InfraAgentError, NotFound, StoreUnavailable
+from sandboxes.files import refusal
 
 _ADVICE = {
     "SQLITE_BUSY": "another process kept it locked; wait for that process or end it",
@@ -67,12 +67,4 @@ def _own(original: BaseException | None, place: str) -> InfraAgentError:
 
 def refused_file(error: OSError, place: str) -> StoreUnavailable:
     """The exception for a file or directory that can't be made, read or written."""
-    advice = {
-        errno.ENOSPC: "the disk is full; free some space, then resume the campaign",
-        errno.EDQUOT: "your disk quota is used up; free some space, then resume the campaign",
-        errno.EACCES: "permission denied; choose a directory that you may write to",
-        errno.EPERM: "permission denied; choose a directory that you may write to",
-        errno.EROFS: "the file system is read-only; choose a directory that you may write to",
-        errno.ENOTDIR: "a part of this path is a file, not a directory; choose another path",
-    }.get(error.errno or 0, "it can't be used; choose another path")
-    return StoreUnavailable(f"{place}: {advice} ({error.strerror or error})")
+    return StoreUnavailable(refusal(error, place))

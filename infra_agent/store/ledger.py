@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import PurePath
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, CursorResult, Executable, Table, or_, select
@@ -42,8 +43,12 @@ class Ledger:
         self._write(tables.campaign.insert(), rows.campaign_row(campaign))
 
     def update_campaign(self, campaign: Campaign) -> None:
-        """Replace a campaign's fields. Raises NotFound when it is not stored."""
+        """Replace a campaign's fields, but for the script: that was fixed at the start, and may be long.
+
+        Raises NotFound when it is not stored.
+        """
         row = rows.campaign_row(campaign)
+        del row["script"]
         table = tables.campaign
         if not self._write(table.update().where(table.c.id == campaign.id), row).rowcount:
             raise NotFound(f"no campaign {campaign.id}; `infra-agent list` shows those that exist")
@@ -63,11 +68,24 @@ class Ledger:
             found = self._rows(newest_first.where(or_(starts, ends))) if campaign_id else []
             found = [row for row in found if row["id"] == campaign_id] or found
         if not found:
-            raise NotFound(f"no campaign {campaign_id!r}; `infra-agent list` shows those that exist")
+            raise NotFound(self._instead_of(campaign_id))
         if len(found) > 1:
             ids = ", ".join(row["id"] for row in found[:5])
             raise NotFound(f"{len(found)} campaigns match {campaign_id!r} ({ids}, …); give more of the id")
         return rows.read_campaign(found[0])
+
+    def _instead_of(self, name: str) -> str:
+        """What to type instead of a name that no campaign has: often it is that of a target."""
+        table = tables.campaign
+        of_target = select(table.c.id).where(table.c.target_name == PurePath(name).name)
+        ids = [row["id"] for row in self._rows(of_target.order_by(table.c.created_at.desc(), table.c.id.desc()))]
+        if not ids:
+            return f"no campaign {name!r}; `infra-agent list` shows those that exist"
+        more = ", …" if len(ids) > 5 else ""
+        return (
+            f"{name!r} is a target, not a campaign; its campaigns, newest first, are {', '.join(ids[:5])}{more}. "
+            f"Give one of these: `infra-agent show {ids[0]}`"
+        )
 
     def campaigns(self) -> tuple[Campaign, ...]:
         """All campaigns, newest first."""
@@ -169,6 +187,13 @@ class Ledger:
         fields = units.model_dump(exclude={"units"})
         values = [fields | {"position": index, "value": value} for index, value in enumerate(units.units)]
         self._write_new(tables.noise_unit, values)
+
+    def forget_noise_units(self, host: str, target: str, probe: str, metric: str) -> int:
+        """Delete all A/A units of a metric on a host; returns how many there were."""
+        table = tables.noise_unit
+        mine = (table.c.host_fingerprint == host, table.c.target_name == target)
+        of_metric = (table.c.probe == probe, table.c.metric == metric)
+        return self._write(table.delete().where(*mine, *of_metric)).rowcount
 
     def noise_units(self, host: str, target: str, probe: str, metric: str, max_age: timedelta) -> NoiseUnits | None:
         """All A/A units of a metric on a host that are not older than `max_age`, oldest first, or None.

@@ -42,8 +42,8 @@ def campaign_row(campaign: Campaign) -> Row:
 
 
 def read_campaign(row: Row) -> Campaign:
-    """The campaign of a row."""
-    return Campaign.model_validate(row)
+    """The campaign of a row. One of the first revision has no script."""
+    return Campaign.model_validate(row | {"script": row["script"] or ()})
 
 
 def experiment_row(experiment: Experiment) -> Row:

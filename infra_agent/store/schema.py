@@ -48,6 +48,12 @@ def migrate(connection: Connection, place: str, migrations: Path = MIGRATIONS) -
     command.upgrade(config, "head")
 
 
+def is_current(connection: Connection, migrations: Path = MIGRATIONS) -> bool:
+    """Whether the database is at the newest revision."""
+    heads = MigrationContext.configure(connection).get_current_heads()
+    return heads == (ScriptDirectory(str(migrations)).get_current_head(),)
+
+
 def _refuse_strangers(connection: Connection, place: str) -> None:
     """Never add tables to another program's SQLite file, nor beside PostgreSQL tables named alike."""
     there = set(inspect(connection).get_table_names()) - {"alembic_version"}

@@ -108,6 +108,7 @@ campaign = Table(
     Column("source_commit", String, nullable=False),
     Column("base_commit", String, nullable=False),
     Column("host_fingerprint", String, nullable=False),
+    Column("script", Json),
     Column("elapsed_s", Double, nullable=False),
     _time("created_at"),
     _time("finished_at", nullable=True),

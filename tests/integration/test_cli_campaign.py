@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -143,9 +144,9 @@ class Cli(NamedTuple):
         return {**plain, "INFRA_AGENT_HOME": str(self.home), "PYTHONPATH": str(ROOT), **more}
 
     @contextlib.contextmanager
-    def started(self, *arguments: str) -> Iterator[Running]:
+    def started(self, *arguments: str, **env: str) -> Iterator[Running]:
         with subprocess.Popen(
-            self.command(arguments), cwd=self.cwd, env=self.env({}), stdin=subprocess.DEVNULL,
+            self.command(arguments), cwd=self.cwd, env=self.env(env), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as process:  # fmt: skip
             try:
@@ -275,6 +276,14 @@ def test_the_patch_applies_with_git(finished: tuple[Cli, Path, Done], tmp_path: 
     assert (copy / "launch.toml").read_text() == "# how often\ncopies = 1\n"
 
 
+def test_the_patch_is_json_too(finished: tuple[Cli, Path, Done]) -> None:
+    cli, _, done = finished
+    shown = cli("show", "latest", "--patch", "--json")
+    assert shown.code == 0
+    assert shown.json["campaign"] == done.json["campaign"]
+    assert shown.json["patch"] == cli("show", "latest", "--patch").out
+
+
 def test_a_reader_that_goes_away_is_no_error_message(finished: tuple[Cli, Path, Done]) -> None:
     cli, _, _ = finished
     with cli.started("show", "latest") as running:
@@ -309,6 +318,8 @@ def test_a_result_of_nothing_accepted_is_3_when_the_budget_ended_it(cli: Cli, to
     patch = cli("show", "latest", "--patch")
     assert (patch.code, patch.out) == (3, "")
     assert "no patch" in patch.err
+    as_json = cli("show", "latest", "--patch", "--json")
+    assert (as_json.code, as_json.json["patch"]) == (3, "")
     resumed = cli("run", "--resume", "latest", "--experiments", "3", "--json")
     assert resumed.code == 0
     assert resumed.json["n_accepted"] == 1
@@ -341,26 +352,48 @@ def test_a_dirty_git_tree_is_refused_and_loses_nothing(cli: Cli, toy: Path) -> N
     assert cli("list", "--json").json == {"campaigns": []}
 
 
-def test_an_unknown_knob_names_the_script_and_the_campaign_can_go_on(cli: Cli, toy: Path) -> None:
+def test_a_script_that_cannot_be_used_is_refused_before_anything_is_measured(cli: Cli, toy: Path) -> None:
     script = toy.parent / "mine.toml"
     script.write_text(SCRIPT.replace("copies = 1 }", "copeis = 1 }"))
     done = cli("run", str(toy), "--planner", "script:mine.toml")
     assert done.code == 2
-    assert "unknown knob 'copeis'; this target's knobs are: copies" in done.err
-    assert "mine.toml:" in done.err
-    script.write_text(SCRIPT)
-    resumed = cli("run", "--resume", "latest", "--json")
-    assert resumed.code == 0, resumed.err
-    assert resumed.json["n_accepted"] == 1
+    assert "mine.toml:8: entry 3: unknown knob 'copeis'; this target's knobs are: copies" in done.err
+    (toy.parent / "empty.patch").write_text("\n")
+    script.write_text('[[propose]]\nclaim = "c"\npatch = "empty.patch"\n')
+    done = cli("run", str(toy), "--planner", "script:mine.toml")
+    assert (done.code, "entry 1: its patch is empty" in done.err) == (2, True)
+    assert cli("list", "--json").json == {"campaigns": []}
+    assert list((cli.home / "campaigns").glob("*")) == []
 
 
-def test_a_target_that_fails_by_itself_is_told_apart(cli: Cli, toy: Path) -> None:
+def test_a_target_that_fails_by_itself_fails_the_campaign_for_good(cli: Cli, toy: Path) -> None:
     (toy / "worker.py").write_text("raise SystemExit('broken on its own')\n")
     git(toy, "commit", "--quiet", "-a", "-m", "break it")
-    done = cli("run", str(toy), "--planner", "script:scripts/all.toml", "--json")
+    done = cli("run", str(toy), "--planner", "search", "--json")
     assert done.code == 6
     assert done.json["error"]["type"] == "BaselineFailed"
-    assert "the unchanged target fails" in done.json["error"]["message"]
+    said = done.json["error"]["message"]
+    assert "the unchanged target fails" in said
+    assert f"then start a new campaign: `infra-agent run {toy} --planner search`" in said
+    (logs,) = re.findall(r"logs are in (\S+)", said)
+    assert "broken on its own" in (Path(logs) / "run.json").read_text()
+
+    (row,) = cli("list", "--json").json["campaigns"]
+    assert row["state"] == "failed"
+    assert logs in row["stop_reason"]
+    assert "the unchanged target fails" in cli("list").out
+    shown = cli("show", "--json").json
+    assert (shown["state"], shown["stop_reason"]) == ("failed", row["stop_reason"])
+    assert [c.partition("  #")[0] for c in shown["next"]] == [f"infra-agent run {toy} --planner search"]
+    assert [e.state.value for e in cli.experiments()] == ["failed"]
+
+    git(toy, "revert", "--no-edit", "HEAD")
+    for arguments in (["--resume", "latest"], ["--resume", "latest", "--experiments", "30"]):
+        again = cli("run", *arguments)
+        assert again.code == 2
+        assert "a resume is bound to the commit that it was started from" in again.err
+        assert f"infra-agent run {toy} --planner search" in again.err
+    assert cli("list", "--json").json["campaigns"] == [row]
 
 
 def test_a_host_without_a_sandbox_is_a_platform_failure(cli: Cli, toy: Path) -> None:
@@ -372,6 +405,11 @@ def test_a_host_without_a_sandbox_is_a_platform_failure(cli: Cli, toy: Path) -> 
     )  # fmt: skip
     assert done.returncode == 5, done.stderr
     assert "infra-agent run --resume" in json.loads(done.stdout)["error"]["message"]
+    (row,) = cli("list", "--json").json["campaigns"]
+    assert (row["state"], row["stop_reason"]) == ("stopped", "no namespaces here")
+    resumed = cli("run", "--resume", "latest", "--experiments", "1", "--json")  # a lower total is refused
+    assert resumed.code == 2
+    assert cli("list", "--json").json["campaigns"] == [row]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -383,9 +421,15 @@ def test_an_interrupted_campaign_exits_with_130_and_resumes(cli: Cli, toy: Path,
     assert done.code == 130
     assert re.search(r"interrupted; continue with `infra-agent run --resume cmp_\w+`", done.err)
     assert done.json["exit_code"] == 130
+    (row,) = cli("list", "--json").json["campaigns"]
+    assert (row["state"], row["stop_reason"]) == ("stopped", "interrupted")
     before = cli.experiments()
     resumed = cli("run", "--resume", "latest", "--json")
     assert resumed.code == 0, resumed.err
+    assert (resumed.json["state"], resumed.json["stop_reason"]) == (
+        "complete",
+        "all 3 proposals of all.toml were tried",
+    )
     assert resumed.json["n_accepted"] == 1
     assert cli.experiments()[:3] == before[:3]
 
@@ -397,7 +441,111 @@ def test_two_processes_never_run_one_campaign(cli: Cli, toy: Path) -> None:
         assert second.code == 2
         assert f"is being run by process {running.process.pid}" in second.err
         assert cli("run", "--resume", "latest", "--experiments", "50").code == 2
+        assert cli("show", "--json").json["state"] == "running"
         running.end(signal.SIGTERM)
+
+
+def test_a_fresh_calibration_forgets_the_earlier_pairs(cli: Cli, toy: Path) -> None:
+    assert cli("calibrate", str(toy), "--pairs", "3", "--json").json["n_units"] == 3
+    fresh = cli("calibrate", str(toy), "--pairs", "2", "--fresh", "--json")
+    assert fresh.code == 0, fresh.err
+    assert "3 A/A pairs measured earlier are forgotten" in fresh.err
+    assert fresh.json["n_units"] == 2
+    assert fresh.json["n_begun"] >= 2
+    assert fresh.json["go_on"] == f"infra-agent calibrate {toy} --pairs 28"
+
+
+def test_a_worker_that_proves_nothing_of_its_work_is_told_of(cli: Cli, toy: Path) -> None:
+    (toy / "worker.py").write_text(WORKER.replace("check=[x]", "check=[]"))
+    git(toy, "commit", "--quiet", "-a", "-m", "no proof")
+    done = cli("run", str(toy), "--planner", "script:scripts/all.toml", "--experiments", "1", "--json")
+    assert done.code == 3, done.err
+    assert any("nothing proves that both arms did the same work" in w for w in done.json["warnings"])
+    checks = {c["name"]: c for c in cli("doctor", "--json").json["checks"]}
+    assert checks["same work, toy"]["status"] == "warning"
+
+
+def test_a_killed_campaign_is_known_as_interrupted_and_a_resume_needs_neither_script_nor_leftovers(
+    cli: Cli, tmp_path: Path
+) -> None:
+    target, temporary = make_target(tmp_path / "toy"), tmp_path / "tmp"
+    shutil.copy(target / "scripts" / "all.toml", tmp_path / "mine.toml")
+    temporary.mkdir()
+    with cli.started("run", str(target), "--planner", "script:mine.toml", TMPDIR=str(temporary)) as running:
+        running.until(r"experiment 3 of 20")
+        running.until("bench")
+        running.end(signal.SIGKILL)
+    assert len(list(temporary.iterdir())) == 1
+    (row,) = cli("list", "--json").json["campaigns"]
+    assert (row["state"], row["stop_reason"]) == ("interrupted", "")
+    assert "interrupted: no process runs it" in cli("show").out
+    (tmp_path / "mine.toml").write_text("changed since")
+    resumed = cli("run", "--resume", "latest", "--json")
+    assert resumed.code == 0, resumed.err
+    assert (resumed.json["state"], resumed.json["n_accepted"]) == ("complete", 1)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_model_that_is_down_stops_the_campaign_resumably(cli: Cli, toy: Path) -> None:
+    model = {"INFRA_AGENT_MODEL": "m", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
+    done = cli("run", str(toy), "--planner", "llm", "--json", **model)
+    assert done.code == 4
+    assert re.search(r"Continue with `infra-agent run --resume cmp_\w+`", done.json["error"]["message"])
+    (row,) = cli("list", "--json").json["campaigns"]
+    assert row["state"] == "stopped"
+    assert row["stop_reason"].startswith("the model endpoint http://127.0.0.1:9/v1/ can't be used")
+    assert cli("run", "--resume", "latest", "--experiments", "30").code == 2  # without the settings of a model
+    assert cli("list", "--json").json["campaigns"] == [row]
+
+
+def test_a_time_budget_that_ends_while_a_model_thinks_ends_the_campaign(cli: Cli, toy: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        model = {"INFRA_AGENT_MODEL": "m", "OPENAI_BASE_URL": f"http://127.0.0.1:{silent.getsockname()[1]}/v1"}
+        done = cli("run", str(toy), "--planner", "llm", "--minutes", "0.15", "--json", **model)
+    assert done.code == 3, done.err
+    assert done.json["state"] == "complete"
+    assert "the budget of 0.15 minutes ended while the planner was at work" in done.json["stop_reason"]
+
+
+COUNTED = """
+import collections, json, sys
+from pathlib import Path
+from sqlalchemy import Engine, event
+from infra_agent import commands
+from infra_agent.request import request
+from infra_agent.settings import load_settings
+
+counts, marks = collections.Counter(), []
+event.listen(Engine, "begin", lambda connection: counts.update(["transactions"]))
+event.listen(Engine, "before_cursor_execute", lambda *given: counts.update(["statements"]))
+sys.addaudithook(lambda name, given: counts.update([str(given[0])]) if name == "subprocess.Popen" else None)
+
+
+def watch(told):
+    if told.type == "experiment_finished":
+        marks.append(collections.Counter(counts))
+
+
+settings = load_settings()
+campaign = commands.start(settings, request(settings, sys.argv[1], "script:scripts/all.toml"))
+commands.run(settings, campaign.id, watch, lambda text: None)
+for before, after in zip(marks, marks[1:]):
+    print(json.dumps(after - before))
+"""
+
+
+def test_an_experiment_costs_few_transactions_and_processes(cli: Cli, tmp_path: Path) -> None:
+    changes = "".join(f'[[propose]]\nclaim = "c"\nknobs = {{ copies = {16 + n} }}\n' for n in range(1, 5))
+    target = make_target(tmp_path / "toy", TARGET.replace("[6, 12]", "[3]"), changes)
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED, str(target)],
+        cwd=cli.cwd, env=cli.env({}), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    counted = [json.loads(line) for line in done.stdout.splitlines()][:4]
+    assert [found["transactions"] for found in counted] == [2] * 4  # before it runs and after
+    assert [found["git"] for found in counted] == [2] * 4  # the candidate's commit and its diff
+    assert len({found["statements"] for found in counted}) == 1  # not more with a longer journal
 
 
 @pytest.mark.slow

@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+from feedback.observations import Measurement
+from feedback.readers import slices
+from feedback.stats import paired_units
 from sandboxes import runner
 from sandboxes.contention import Contention, Limit, between, sample
 from sandboxes.results import ArmName, Ending, ExecResult
@@ -83,6 +86,13 @@ class Bench:
 
     def slices(self) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["type"] == "slice"]
+
+    def file(self) -> Path:
+        """Everything that was written down, as a file of a run."""
+        path = self._directory / "slices.jsonl"
+        facts = {"probe": "p", "stage": "screen"}
+        path.write_text("".join(json.dumps(line | facts) + "\n" for line in self.lines))
+        return path
 
     def close(self) -> None:
         for sandbox in self._sandboxes.values():
@@ -428,6 +438,56 @@ def test_both_arms_are_warmed_up_alike_and_unrecorded(session: Session) -> None:
     assert [warm[i][2] == warm[i + 1][2] for i in (0, 2, 4)] == [True] * 3
     assert {seed for _, _, seed in warm}.isdisjoint(seed for _, _, seed in measured)
     assert len(session.slices()) == 4
+
+
+def test_arms_that_can_not_live_side_by_side_run_in_turn(session: Session) -> None:
+    results = session.run(Schedule(looks=(30,), blocks=3, warmup_slices=2, side_by_side=False, limit=ANY))
+    assert len(results) == 30
+    alive: set[str] = set()
+    runs = [name for name, _, _ in session.asked]
+    for name in runs:  # no arm is asked while the other lives
+        if name.startswith("close "):
+            alive.remove(name.removeprefix("close "))
+        else:
+            alive.add(name)
+        assert len(alive) <= 1
+    orders: Counter[tuple[str, ...]] = Counter()
+    for pair in range(30):
+        opened = tuple(arm for arm, number in session.opened if number == pair)
+        orders[opened] += 1
+        lines = [line for line in session.slices() if line["pair"] == pair]
+        assert len(lines) == 3 * 4
+        for block in range(3):
+            of_block = sorted((x for x in lines if x["block"] == block), key=lambda x: int(x["position"]))
+            assert tuple(x["arm"] for x in of_block) == opened
+            assert [of_block[0]["seed"], of_block[2]["seed"]] == [of_block[1]["seed"], of_block[3]["seed"]]
+            assert of_block[0]["seed"] != of_block[2]["seed"]
+    assert set(orders) == set(runner.ORDERS)
+
+
+def test_real_workers_in_turn(bench: Bench) -> None:
+    results = bench.measure(QUICK.model_copy(update={"side_by_side": False}), repeat=100)
+    assert [(r.pair, r.kept) for r in results] == [(0, True), (1, True)]
+    measured = [o for o in slices.read(bench.file(), "p", "screen") if isinstance(o, Measurement)]
+    units = paired_units(measured, "slice_time_s").values
+    assert len(units) == 2
+
+
+@pytest.mark.parametrize(("side_by_side", "n_blocks"), [(True, {1, 2, 3}), (False, set())])
+def test_time_ends_inside_a_pair(session: Session, side_by_side: bool, n_blocks: set[int]) -> None:
+    class Slow(Recorded):
+        def slice(self, number: int, seed: int, params: Mapping[str, Any]) -> dict[str, Any]:
+            time.sleep(0.02)
+            return super().slice(number, seed, params)
+
+    session.open = lambda arm, pair: Slow(arm, session.asked)  # type: ignore[method-assign]
+    plan = Schedule(looks=(5,), blocks=40, warmup_slices=0, budget_s=0.1, side_by_side=side_by_side, limit=ANY)
+    results = session.run(plan)
+    assert len(results) == bool(n_blocks)
+    lines = session.slices()
+    assert len(lines) % 4 == 0  # complete blocks only
+    assert {line["block"] for line in lines} <= set(range(4))
+    assert bool(lines) == bool(n_blocks)
 
 
 def test_slice_numbers_can_not_be_guessed(session: Session) -> None:

@@ -22,6 +22,7 @@ from sqlalchemy import Engine, create_engine, inspect, text
 from infra_agent.domain import Campaign, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
 from infra_agent.errors import StoreUnavailable
 from infra_agent.store import new_id, open_store
+from infra_agent.store.rows import campaign_row
 from infra_agent.store.schema import MIGRATIONS
 from infra_agent.store.tables import metadata
 
@@ -32,7 +33,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "9999"
-down_revision = "0002"
+down_revision = "0003"
 
 
 def upgrade() -> None:
@@ -129,9 +130,8 @@ def _close_engines() -> Iterator[None]:
         _ENGINES.pop().dispose()
 
 
-def populate(url: str) -> Campaign:
-    """Store a campaign with one experiment."""
-    campaign = Campaign(
+def campaign_of_a_test() -> Campaign:
+    return Campaign(
         id=new_id("cmp"),
         spec=CampaignSpec(target="t"),
         target_name="t",
@@ -140,6 +140,11 @@ def populate(url: str) -> Campaign:
         base_commit="b",
         host_fingerprint="h",
     )
+
+
+def populate(url: str) -> Campaign:
+    """Store a campaign with one experiment."""
+    campaign = campaign_of_a_test()
     experiment = Experiment(
         id=new_id("exp"),
         campaign_id=campaign.id,
@@ -187,6 +192,20 @@ def test_a_populated_database_keeps_its_rows_through_a_rebuilt_table(url: str, t
         assert connection.execute(text("SELECT id, note FROM campaign")).all() == [(campaign.id, None)]
         assert connection.execute(text("SELECT count(*) FROM experiment")).scalar() == 1
         assert connection.execute(text("SELECT count(*) FROM hypothesis")).scalar() == 1
+
+
+def test_a_campaign_of_the_first_revision_is_read_as_one_without_a_script(url: str, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    shutil.copytree(MIGRATIONS, first, ignore=shutil.ignore_patterns("__pycache__", "0002_*"))
+    open_store(url, migrations=first).close()
+    campaign = campaign_of_a_test()
+    row = campaign_row(campaign)
+    del row["script"]
+    with _engine(url).begin() as connection:
+        connection.execute(metadata.tables["campaign"].insert(), row)
+    with open_store(url) as store, store.transaction() as ledger:
+        assert ledger.campaigns() == (campaign,)
+        assert campaign.script == ()
 
 
 def test_a_migration_that_fails_changes_nothing(url: str, tmp_path: Path) -> None:

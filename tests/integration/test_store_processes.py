@@ -221,6 +221,39 @@ def test_a_disk_that_is_full_from_the_start_says_so(small_disk: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user; the unit tests cover the rest")
+def test_a_database_that_cannot_be_written_can_be_read() -> None:
+    program = """
+import os
+with open_store(f"sqlite:///{where}/store.db") as store, store.transaction() as ledger:
+    ledger.add_campaign(campaign("cmp_1"))
+os.chmod(f"{where}/store.db", 0o644)
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+else:
+    os.chmod(f"{where}/store.db", 0o444)
+    os.chmod(where, 0o555)
+with open_store(f"sqlite:///{where}/store.db") as store:
+    with store.transaction(read_only=True) as ledger:
+        print([c.id for c in ledger.campaigns()])
+    try:
+        with store.transaction() as ledger:
+            ledger.add_campaign(campaign("cmp_2"))
+    except InfraAgentError as error:
+        print(type(error).__name__, error)
+"""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        said, failed = python(program, directory).communicate(timeout=60)
+        Path(directory).chmod(0o755)
+    assert failed == ""
+    read, refused = said.splitlines()
+    assert read == "['cmp_1']"
+    assert refused.startswith("StoreUnavailable")
+    assert "permission denied; choose a directory that you may write to" in refused
+
+
 def test_another_users_directory_is_refused() -> None:
     program = """
 import os

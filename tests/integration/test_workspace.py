@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
@@ -12,9 +16,12 @@ import pytest
 from sandboxes.workspace import (
     MAX_PATCH_BYTES,
     ChangedFile,
+    GitMissing,
     PatchRefused,
     Repository,
+    RepositoryLost,
     SourceDirty,
+    SourceRefused,
     WorkspaceError,
     matches,
     protect,
@@ -226,20 +233,20 @@ def test_broken_repository_is_not_taken_for_no_repository(
     source: Path, create: Callable[..., tuple[Repository, str, str]]
 ) -> None:
     (source / ".git" / "index").write_bytes(b"not an index")
-    with pytest.raises(WorkspaceError, match="index"):
+    with pytest.raises(SourceRefused, match="index"):
         create(source)
 
 
 def test_directory_that_does_not_exist_is_named(
     tmp_path: Path, create: Callable[..., tuple[Repository, str, str]]
 ) -> None:
-    with pytest.raises(WorkspaceError, match="nowhere is not a directory"):
+    with pytest.raises(SourceRefused, match="nowhere is not a directory"):
         create(tmp_path / "nowhere")
 
 
 def test_empty_target_is_refused(tmp_path: Path, create: Callable[..., tuple[Repository, str, str]]) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(WorkspaceError, match="empty holds no files"):
+    with pytest.raises(SourceRefused, match="empty holds no files"):
         create(tmp_path / "empty")
 
 
@@ -284,8 +291,82 @@ def test_link_that_leads_out_of_the_target_is_named(
 ) -> None:
     (source / "model").symlink_to(leads)
     commit_all(source)
-    with pytest.raises(WorkspaceError, match="leads out of the target"):
+    with pytest.raises(SourceRefused, match="leads out of the target"):
         create(source)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_what_is_no_file_is_named_and_never_waited_for(
+    tmp_path: Path, kind: str, create: Callable[..., tuple[Repository, str, str]]
+) -> None:
+    directory = tmp_path / "plain"
+    write(directory, FILES)
+    path = directory / "kernels" / "odd"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    with pytest.raises(SourceRefused, match=r"kernels/odd can't be read \(it is not a regular file\)"):
+        create(directory)
+    assert not (tmp_path / "campaign" / "repo.git").exists()
+    assert Repository.create(tmp_path / "second", directory, ("kernels/odd",))
+
+
+def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
+    """In a child of its own, since root may read everything."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        write(directory, {"file/secret.c": "x", "directory/inside/secret.c": "x"})
+        (directory / "file" / "secret.c").chmod(0)
+        (directory / "directory" / "inside").chmod(0)
+        program = (
+            "import encodings.ascii, os, sys, tempfile\nfrom pathlib import Path\nfrom sandboxes.workspace import *\n"
+            "if os.geteuid() == 0:\n    os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "for name in ('file', 'directory'):\n"
+            "    try:\n        Repository.create(Path(tempfile.mkdtemp()) / 'repo', Path(sys.argv[1]) / name)\n"
+            "    except SourceRefused as error:\n        print(error)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program, name], capture_output=True, text=True, check=False)
+        (directory / "directory" / "inside").chmod(0o755)
+    assert done.stderr == ""
+    first, second = done.stdout.splitlines()
+    assert "file/secret.c can't be read (Permission denied)" in first
+    assert "directory/inside can't be read (Permission denied)" in second
+
+
+def test_without_git_the_remedy_is_named(
+    source: Path, monkeypatch: pytest.MonkeyPatch, create: Callable[..., tuple[Repository, str, str]]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(GitMissing, match="apt-get install git"):
+        create(source)
+
+
+def test_a_place_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkspaceError, match=r"file/repo: a part of this path is a file.*choose another path"):
+        Repository.create(tmp_path / "file" / "repo", source)
+
+
+@pytest.mark.parametrize("damage", ["all", "objects", "HEAD"])
+def test_a_lost_repository_says_that_nothing_can_be_resumed(
+    campaign: tuple[Repository, str], tmp_path: Path, damage: str
+) -> None:
+    repository, base = Repository(campaign[0].path), campaign[1]
+    if damage == "HEAD":
+        (repository.path / "HEAD").unlink()
+    else:
+        shutil.rmtree(repository.path if damage == "all" else repository.path / "objects")
+    for _ in range(2):  # a failed checkout leaves nothing that passes for a tree
+        with pytest.raises(RepositoryLost, match="can't be resumed: start anew"):
+            repository.checkout(base, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(RepositoryLost):
+        repository.tree(base)
+    with pytest.raises(RepositoryLost):
+        repository.diff(base, base)
 
 
 def test_submodule_is_part_of_the_target_once_checked_out(
@@ -302,7 +383,7 @@ def test_submodule_is_part_of_the_target_once_checked_out(
     repository.checkout(base, tmp_path / "out")
     assert files_of(tmp_path / "out")["third/lib/lib.c"] == b"int g;\n"
     git(source, "submodule", "--quiet", "deinit", "--force", "third/lib")
-    with pytest.raises(WorkspaceError, match="third/lib is a submodule that is not checked out"):
+    with pytest.raises(SourceRefused, match="third/lib is a submodule that is not checked out"):
         Repository.create(tmp_path / "second", source)
 
 
@@ -608,9 +689,9 @@ def test_commits_survive_garbage_collection(campaign: tuple[Repository, str]) ->
 
 def test_unknown_commit_is_a_failure_of_the_platform(campaign: tuple[Repository, str], tmp_path: Path) -> None:
     repository, _ = campaign
-    with pytest.raises(WorkspaceError, match="failed"):
+    with pytest.raises(RepositoryLost, match="failed"):
         repository.checkout("0" * 40, tmp_path / "out")
-    with pytest.raises(WorkspaceError):
+    with pytest.raises(RepositoryLost):
         repository.apply("0" * 40, KERNEL_PATCH, unchanged)
 
 

@@ -6,8 +6,13 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
+import os
 import re
+import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from feedback import stats
-from infra_agent import commands
+from feedback.observations import RuntimeEvent
+from infra_agent import commands, doctor, overview
 from infra_agent.bench import BaselineFailed
 from infra_agent.catalogue import check_needs, find_script, find_target
 from infra_agent.cli.edge import execute
@@ -30,6 +35,7 @@ from infra_agent.target import load_target
 from sandboxes.sandbox import SandboxUnavailable
 
 Out = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +86,11 @@ def test_no_command_prints_help_and_is_wrong_use(capsys: Out) -> None:
         ["run", "--nonsense"],
         ["show", "cmp_none"],
         ["calibrate", "nowhere"],
+        ["run", ""],
+        ["run", "~nosuchuser/x"],
+        ["run", "a" * 5000],
+        ["run", "tinyserve", "--planner", "script:~nosuchuser/x"],
+        ["show", "\udcff"],
         ["calibrate", "tinyserve", "--pairs", "0"],
         ["init", "/nowhere/at/all"],
     ],
@@ -252,6 +263,14 @@ def test_doctor_says_whether_campaigns_can_run(capsys: Out, monkeypatch: pytest.
     assert checks["noise, tinyserve"]["detail"].startswith("0 of 30")
 
 
+def test_doctor_sends_nobody_into_a_campaign_on_a_busy_machine() -> None:
+    calm = doctor.Check(name=doctor.LOAD, status="ok", detail="0.1")
+    busy = calm.model_copy(update={"status": "warning", "remedy": "end other work"})
+    said = doctor.as_text(doctor.Diagnosis(can_run=True, checks=(busy,)), 80)
+    assert "but the machine is busy now. End other work first" in " ".join(said.split())
+    assert "Campaigns can run here. Try" in doctor.as_text(doctor.Diagnosis(can_run=True, checks=(calm,)), 80)
+
+
 def test_doctor_fails_without_git(tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert execute(["doctor"]) == 5
@@ -306,32 +325,86 @@ def test_doctor_asks_the_endpoint_for_its_models(
     assert said in checks["model endpoint"]["detail"]
 
 
-def test_calibration_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+def told(units: Sequence[float], *events: str, given: str = "tinyserve", min_effect: float = 0.02) -> str:
+    """What is said of a calibration that found these units, in one line."""
+    return " ".join(overview.calibration_text(calibrated(units, *events, given=given, min_effect=min_effect)).split())
+
+
+def calibrated(
+    units: Sequence[float], *events: str, given: str = "tinyserve", min_effect: float = 0.02
+) -> overview.CalibrationFacts:
+    spec = load_target(find_target("tinyserve"))[0]
+    spec = spec.model_copy(update={"objective": spec.objective.model_copy(update={"min_effect": min_effect})})
+    seen = (
+        RuntimeEvent(
+            probe="kda_microbench", source="contention", name=name, level="note" if name == "quiet_pair" else "warning",
+            message="" if name == "quiet_pair" else "foreign CPU 53%, steal 0%",
+        )
+        for name in events
+    )  # fmt: skip
+    return overview.calibration(commands.Calibration(spec, given, tuple(units), tuple(seen)))
+
+
+def quiet(sd: float, n: int = 30) -> list[float]:
+    """Units that scatter by about `sd` around zero."""
+    return [sd * 1.4 * math.sin(1.7 * i) for i in range(n)]
+
+
+def test_few_pairs_give_a_provisional_spread_and_the_command_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
     spec = load_target(find_target("tinyserve"))[0]
 
-    def few(settings: Settings, target: str, pairs: int, say: Any) -> commands.Calibration:
-        return commands.Calibration(spec, (0.01,) * pairs, None, None)
+    def few(settings: Settings, target: str, pairs: int, fresh: bool, say: Any) -> commands.Calibration:
+        return commands.Calibration(spec, target, tuple(quiet(0.04, pairs)), ())
 
     monkeypatch.setattr(commands, "calibrate", few)
-    assert execute(["calibrate", "tinyserve", "--pairs", "10"]) == 0
-    assert "go on with --pairs 20" in capsys.readouterr().out
+    assert execute(["calibrate", "my target", "--pairs", "10"]) == 0
+    out = capsys.readouterr().out
+    assert "Provisional: one pair scatters by 3.94 %" in out
+    assert out.endswith("\n  infra-agent calibrate 'my target' --pairs 20\n")
+    assert "oise floor:" not in out
     assert execute(["calibrate", "tinyserve", "--pairs", "10", "--json"]) == 0
-    assert last_line(capsys.readouterr().out)["n_units"] == 10
+    found = last_line(capsys.readouterr().out)
+    assert (found["n_units"], found["is_provisional"], found["floor"]) == (10, True, None)
+    assert found["unit_sd"] > 0
 
 
-def test_calibration_states_floor_and_detectable_effect(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    spec = load_target(find_target("tinyserve"))[0]
-    floor = stats.NoiseFloor(0.004, 0.01, 0.02, 0.01, 0.03, 30)
+def test_a_single_pair_says_nothing_of_spread() -> None:
+    assert "scatters" not in told([0.01])
+    assert "--pairs 29" in told([0.01])
 
-    def known(settings: Settings, target: str, pairs: int, say: Any) -> commands.Calibration:
-        return commands.Calibration(spec, (0.01,) * 30, floor, 0.031)
 
-    monkeypatch.setattr(commands, "calibrate", known)
-    assert execute(["calibrate", "tinyserve"]) == 0
-    said = capsys.readouterr().out
-    assert "noise floor: 0.40%" in said
-    assert "A true gain of 3.1% is found with 90 % probability" in said
-    assert "That is a bias" in said
+def test_a_calibration_states_whether_the_machine_can_decide_what_the_target_asks_for() -> None:
+    good = calibrated(quiet(0.003))
+    assert good.can_decide
+    assert good.floor is not None
+    assert good.minimum_detectable_effect is not None
+    assert good.floor < good.min_effect < good.minimum_detectable_effect < 0.025
+    assert "quiet enough for the 2.0 % that the target asks for" in told(quiet(0.003))
+    noisy = told(quiet(0.08))
+    assert "This machine can't decide the 2.0 % that the target asks for; it finds " in noisy
+    assert "--fresh" in noisy
+    assert "larger min_effect" in noisy
+    assert "can't decide" not in told(quiet(0.08), min_effect=0.5)
+
+
+def test_a_bias_between_identical_arms_is_a_gain_of_one_of_them() -> None:
+    found = calibrated([0.02 + u for u in quiet(0.01)])
+    assert not found.is_calibrated
+    assert found.bias == pytest.approx(-0.02, abs=0.004)  # the second arm took longer
+    assert found.bias_interval is not None
+    assert found.bias_interval[0] < found.bias < found.bias_interval[1] < 0
+    assert "That is a bias" in told([0.02 + u for u in quiet(0.01)])
+
+
+def test_a_calibration_says_when_the_machine_was_busy() -> None:
+    kept, repeated, calm = "disturbed_pair_kept", "disturbed_pair_repeated", "quiet_pair"
+    busy = told(quiet(0.01), kept, kept, repeated, calm)
+    assert "The machine was busy: of 4 pairs 2 were disturbed by other work and kept, 1 disturbed pair measured" in busy
+    assert "foreign CPU 53%" in busy
+    assert "Other work got in the way now and then: 1 disturbed pair" in told(quiet(0.01), repeated, calm)
+    assert "busy" not in told(quiet(0.003), calm, calm)
 
 
 def test_needs_that_are_met_raise_nothing() -> None:
@@ -369,3 +442,154 @@ def test_output_that_cannot_be_encoded_is_no_failure(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(commands, "campaigns", lambda settings: ())
     assert execute(["list"]) == 0
     assert b"No campaigns yet" in raw.getvalue()
+
+
+# Input that is wrong and environments that are broken.
+
+
+KNOB = """
+[launch_file]
+path = "launch.toml"
+[[knobs]]
+name = "n"
+description = "How many"
+key = "n"
+choices = [1, 2]
+"""
+
+
+def toy(directory: Path) -> Path:
+    """A valid target under no version control, with a script of one proposal."""
+    directory.mkdir()
+    init(directory)
+    path = directory / "target.toml"
+    text = path.read_text().replace('editable = ["src"]', 'editable = ["src", "launch.toml"]')
+    path.write_text(f"{text}\n{KNOB}")
+    (directory / "launch.toml").write_text("n = 1\n")
+    (directory / "src").mkdir()
+    (directory / "src" / "a.txt").write_text("a\n")
+    (directory / "p.patch").write_text("--- a/src/a.txt\n+++ b/src/a.txt\n@@ -1 +1 @@\n-a\n+b\n")
+    (directory / "script.toml").write_text('[[propose]]\nclaim = "b"\npatch = "p.patch"\n')
+    return directory
+
+
+def started(directory: Path) -> str:
+    """A campaign on `toy` that is stored and has not run."""
+    spec = CampaignSpec(target=str(toy(directory)), planner="script:script.toml")
+    return commands.start(load_settings(), spec).id
+
+
+@pytest.mark.parametrize("place", ["file", "file/home"])
+@pytest.mark.parametrize("command", ["run", "calibrate", "list", "show"])
+def test_a_home_that_is_a_file_is_a_platform_failure(
+    tmp_path: Path, place: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("INFRA_AGENT_HOME", str(tmp_path / place))
+    target = [str(toy(tmp_path / "toy"))] if command in ("run", "calibrate") else []
+    planner = ["--planner", "script:script.toml"] if command == "run" else []
+    assert execute([command, *target, *planner]) == 5
+    said = capsys.readouterr().err
+    assert said.startswith(f"infra-agent: {tmp_path}/file")
+    assert "choose another path" in said
+
+
+@pytest.mark.parametrize("command", [["list"], ["doctor"], ["show"], ["run", "tinyserve"]])
+def test_a_home_of_nobody_is_wrong_use(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.setenv("INFRA_AGENT_HOME", "~nosuchuser")
+    assert execute(command) == 2
+    assert capsys.readouterr().err.startswith("infra-agent: INFRA_AGENT_HOME=~nosuchuser: ")
+
+
+def test_a_system_that_refuses_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    failing_with(OSError(errno.ENOSPC, "No space left on device", "/full/file"), monkeypatch)
+    assert execute(["list", "--json"]) == 5
+    message = last_line(capsys.readouterr().out)["error"]["message"]
+    assert message.startswith("/full/file: the disk is full; free some space")
+
+
+def test_without_git_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    target = toy(tmp_path / "toy")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for command in (["run", str(target), "--planner", "script:script.toml"], ["calibrate", str(target)]):
+        assert execute(command) == 2
+        assert "apt-get install git" in capsys.readouterr().err
+
+
+def test_a_source_that_cannot_be_taken_over_is_wrong_use(tmp_path: Path, capsys: Out) -> None:
+    target = toy(tmp_path / "toy")
+    os.mkfifo(target / "pipe")
+    for command in (["run", str(target), "--planner", "script:script.toml"], ["calibrate", str(target)]):
+        assert execute(command) == 2
+        assert f"{target}/pipe can't be read (it is not a regular file)" in capsys.readouterr().err
+
+
+def test_a_lost_repository_ends_the_campaign_and_not_what_is_known(tmp_path: Path, home: Path, capsys: Out) -> None:
+    campaign = started(tmp_path / "toy")
+    shutil.rmtree(home / "campaigns" / campaign)
+    assert execute(["show", "--json"]) == 0
+    report = last_line(capsys.readouterr().out)
+    assert report["campaign"] == campaign
+    assert "repository is gone or damaged" in report["warnings"][-1]
+    assert execute(["list"]) == 0
+    capsys.readouterr()
+    for _ in range(2):
+        assert execute(["run", "--resume", campaign]) == 5
+        assert "can't be resumed: start anew with `infra-agent run" in capsys.readouterr().err
+
+
+def test_the_name_of_a_target_leads_to_its_campaigns(tmp_path: Path, capsys: Out) -> None:
+    campaign = started(tmp_path / "toy")
+    for command in (["show", "toy"], ["show", str(tmp_path / "toy")], ["run", "--resume", "toy"]):
+        assert execute(command) == 2
+        assert f"`infra-agent show {campaign}`" in capsys.readouterr().err
+
+
+def test_init_says_in_json_what_it_wrote(tmp_path: Path, capsys: Out) -> None:
+    assert execute(["init", str(tmp_path), "--json"]) == 0
+    found = last_line(capsys.readouterr().out)
+    assert found["path"] == str(tmp_path / "target.toml")
+    assert found["commands"][1] == f"infra-agent run {tmp_path}"
+    assert execute(["init", str(tmp_path), "--json"]) == 2
+    assert last_line(capsys.readouterr().out)["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redirected", "code"),
+    [
+        ("list", ">&-", 141),
+        ("list", "2>&-", 0),
+        ("list", "<&- >&- 2>&-", 141),
+        ("list", ">/dev/full", 5),
+        ("list --json", ">/dev/full", 5),
+        ("list", "2>/dev/full", 0),
+        ("--help", ">/dev/full", 5),
+        ("--help", "| true; exit ${PIPESTATUS[0]}", 141),
+        ("show nothing", ">/dev/full 2>/dev/full", 2),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_no_traceback(arguments: str, redirected: str, code: int) -> None:
+    command = f"{sys.executable} -m infra_agent.cli {arguments} {redirected}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_ctrl_c_before_the_command_has_begun_is_quiet() -> None:
+    """The signal comes while the first import of the edge is under way."""
+    program = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'infra_agent.cli.edge': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from infra_agent.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", program, "list", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "infra-agent: interrupted\n"
+    assert last_line(done.stdout)["exit_code"] == 130

@@ -84,6 +84,13 @@ def test_experiments_are_ordered_by_number_and_frozen() -> None:
         journal.experiments = ()  # type: ignore[misc]
 
 
+def test_an_update_replaces_the_experiment_of_that_number_or_adds_it() -> None:
+    journal = Journal(experiments=(experiment(0), experiment(1, None, state=State.RUNNING)))
+    done = journal.updated(experiment(1))
+    assert (numbers(done.experiments), numbers(done.finished)) == ([0, 1], [0, 1])
+    assert numbers(done.updated(experiment(2)).experiments) == [0, 1, 2]
+
+
 def test_finished_and_unfinished_leave_out_what_the_platform_failed() -> None:
     states = (State.COMPLETE, State.PRUNED, State.FAILED, State.RUNNING, State.WAITING)
     journal = Journal(experiments=tuple(experiment(i, None, state=s) for i, s in enumerate(states)))

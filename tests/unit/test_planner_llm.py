@@ -18,8 +18,8 @@ import pytest
 from infra_agent.domain import CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
 from infra_agent.errors import ModelUnavailable, WrongUse
 from infra_agent.journal import Journal
-from infra_agent.planner import Context, Propose, Stop
-from infra_agent.planner.build import build_planner
+from infra_agent.planner import Context, Propose, Stop, TimeUp
+from infra_agent.planner.build import build_planner, scripted_proposals
 from infra_agent.planner.calls import CallsInMemory
 from infra_agent.planner.endpoint import Patience
 from infra_agent.planner.fence import fence
@@ -139,10 +139,10 @@ SPEC = TargetSpec.model_validate(
 )
 
 
-def context(tree: Path, *experiments: Experiment, digest: str = "") -> Context:
+def context(tree: Path, *experiments: Experiment, digest: str = "", seconds_left: float | None = None) -> Context:
     return Context(
         spec=SPEC, journal=Journal(experiments=experiments), parent_commit="base", parent_tree=tree,
-        knobs={"threads": 16, "poll": None}, cores=2, digest=digest, experiments_left=5, seconds_left=None,
+        knobs={"threads": 16, "poll": None}, cores=2, digest=digest, experiments_left=5, seconds_left=seconds_left,
     )  # fmt: skip
 
 
@@ -498,6 +498,32 @@ def test_a_slow_endpoint_is_left_within_the_time_limit(endpoint: ScriptedEndpoin
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.parametrize(
+    ("answers", "seconds_left"),
+    [
+        ([Raw(delay_s=30)], 0.3),
+        ([Raw(drip=True)], 0.3),
+        ([Raw(status=503, headers={"Retry-After": "60"})], 30),
+        ([], 0.0),
+    ],
+)
+def test_a_time_budget_that_ends_meanwhile_is_no_failure_of_the_endpoint(
+    endpoint: ScriptedEndpoint, tree: Path, answers: list[Raw], seconds_left: float
+) -> None:
+    endpoint.answers = [*answers]
+    patient = Patience(call_s=120, connect_s=2, tries=3, total_wait_s=600)
+    with pytest.raises(TimeUp):
+        make_planner(endpoint, patience=patient).next_action(context(tree, seconds_left=seconds_left))
+    assert len(endpoint.requests) == len(answers)
+
+
+def test_recorded_answers_need_no_time(endpoint: ScriptedEndpoint, tree: Path) -> None:
+    calls = CallsInMemory("c1")
+    endpoint.answers = [called(proposal(edits=[FAST]))]
+    first = make_planner(endpoint, calls).next_action(context(tree))
+    assert make_planner(endpoint, calls).next_action(context(tree, seconds_left=0.0)) == first
+
+
 def test_an_endpoint_that_is_down_is_named(tree: Path) -> None:
     server = ScriptedEndpoint()
     server.close()
@@ -530,7 +556,7 @@ def test_build_planner_knows_each_kind(tmp_path: Path) -> None:
     unset, given = settings("", "", ""), settings("http://127.0.0.1:9")
 
     def built(kind: str, use: Settings = unset) -> object:
-        return build_planner(CampaignSpec(target="t", planner=kind), use, None)
+        return build_planner(CampaignSpec(target="t", planner=kind), use, scripted_proposals(kind, SPEC))
 
     assert isinstance(built("search"), SearchPlanner)
     assert isinstance(built(f"script:{script}"), ScriptedPlanner)
@@ -539,4 +565,6 @@ def test_build_planner_knows_each_kind(tmp_path: Path) -> None:
         built("llm")
     odd = CampaignSpec(target="t").model_copy(update={"planner": "oracle"})
     with pytest.raises(WrongUse, match=r"unknown planner 'oracle'; use llm, search, script"):
-        build_planner(odd, unset, None)
+        build_planner(odd, unset)
+    with pytest.raises(WrongUse, match="did not keep its script; start a new one"):
+        build_planner(CampaignSpec(target="t", planner="script:s.toml"), unset)

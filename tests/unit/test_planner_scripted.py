@@ -10,8 +10,8 @@ from infra_agent.domain import Change, Experiment, Hypothesis, Proposal, Role, S
 from infra_agent.errors import WrongUse
 from infra_agent.journal import Journal
 from infra_agent.planner import Context, Propose, Stop
-from infra_agent.planner.scripted import ScriptedPlanner
-from infra_agent.target import TargetSpec
+from infra_agent.planner.scripted import ScriptedPlanner, read_script
+from infra_agent.target import TargetSpec, load_target
 
 SPEC = TargetSpec.model_validate(
     {
@@ -79,6 +79,10 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+def planner_of(path: Path) -> ScriptedPlanner:
+    return ScriptedPlanner(path.name, read_script(path, SPEC))
+
+
 def proposed(planner: ScriptedPlanner, at: Context) -> Proposal:
     action = planner.next_action(at)
     assert isinstance(action, Propose)
@@ -88,7 +92,7 @@ def proposed(planner: ScriptedPlanner, at: Context) -> Proposal:
 def test_an_entry_becomes_a_proposal_with_its_whole_hypothesis_and_the_patch_byte_for_byte(
     script: Path,
 ) -> None:
-    proposal = proposed(ScriptedPlanner(script), context(("baseline", State.COMPLETE)))
+    proposal = proposed(planner_of(script), context(("baseline", State.COMPLETE)))
     assert proposal.change == Change(patch=PATCH)
     assert proposal.probe == "bench"
     hypothesis = proposal.hypothesis
@@ -99,7 +103,7 @@ def test_an_entry_becomes_a_proposal_with_its_whole_hypothesis_and_the_patch_byt
 
 
 def test_knobs_are_set_and_unset(script: Path) -> None:
-    proposal = proposed(ScriptedPlanner(script), context(("change", State.COMPLETE)))
+    proposal = proposed(planner_of(script), context(("change", State.COMPLETE)))
     assert proposal.change.knobs == {"threads": 2, "poll": None}
 
 
@@ -107,14 +111,14 @@ def test_knobs_are_set_and_unset(script: Path) -> None:
 def test_the_journal_alone_tells_the_position(script: Path, state: State) -> None:
     baseline: tuple[Role, State] = ("baseline", State.COMPLETE)
     after_one = context(baseline, ("change", state), ("final", State.COMPLETE), ("control", State.COMPLETE))
-    planner = ScriptedPlanner(script)
+    planner = planner_of(script)
     assert planner.next_action(after_one) == planner.next_action(after_one)
-    assert proposed(ScriptedPlanner(script), after_one).hypothesis.claim == "Fewer threads help"
+    assert proposed(planner_of(script), after_one).hypothesis.claim == "Fewer threads help"
 
 
 def test_after_the_last_entry_it_stops(script: Path) -> None:
     done: tuple[Role, State] = ("change", State.COMPLETE)
-    action = ScriptedPlanner(script).next_action(context(done, done))
+    action = planner_of(script).next_action(context(done, done))
     assert action == Stop(reason="all 2 proposals of script.toml were tried")
 
 
@@ -136,18 +140,18 @@ def test_a_malformed_script_names_line_and_entry(script: Path, old: str, new: st
     assert old in SCRIPT
     script.write_text(SCRIPT.replace(old, new, 1))
     with pytest.raises(WrongUse, match=problem):
-        ScriptedPlanner(script)
+        read_script(script, SPEC)
 
 
 def test_a_script_without_entries_is_refused(script: Path) -> None:
     script.write_text("description = 'nothing'\n")
     with pytest.raises(WrongUse, match="propose: Field required"):
-        ScriptedPlanner(script)
+        read_script(script, SPEC)
 
 
 def test_a_missing_script_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match=r"none\.toml does not exist; give --planner script:FILE"):
-        ScriptedPlanner(tmp_path / "none.toml")
+        read_script(tmp_path / "none.toml", SPEC)
 
 
 @pytest.mark.parametrize("content", [b"a = '\xff'", None])
@@ -155,7 +159,7 @@ def test_a_script_that_is_no_text_file_is_refused(tmp_path: Path, content: bytes
     path = tmp_path / "script.toml"
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(WrongUse, match="can't be read"):
-        ScriptedPlanner(path)
+        read_script(path, SPEC)
 
 
 @pytest.mark.parametrize(
@@ -169,15 +173,29 @@ def test_a_script_that_is_no_text_file_is_refused(tmp_path: Path, content: bytes
         ('probe = "bench"', 'probe = "load"', r":4: entry 1: unknown probe 'load'; known are: bench"),
     ],
 )
-def test_names_that_the_target_lacks_are_refused_before_anything_runs(
+def test_names_that_the_target_lacks_are_refused_when_the_script_is_read(
     script: Path, old: str, new: str, problem: str
 ) -> None:
     script.write_text(SCRIPT.replace(old, new, 1))
-    planner = ScriptedPlanner(script)
     with pytest.raises(WrongUse, match=problem):
-        planner.next_action(context())
+        read_script(script, SPEC)
+
+
+@pytest.mark.parametrize("content", ["", "\n  \n"])
+def test_an_empty_patch_is_refused_when_the_script_is_read(script: Path, content: str) -> None:
+    (script.parent / "hoist.patch").write_text(content)
+    with pytest.raises(WrongUse, match=r":4: entry 1: its patch is empty, so it changes nothing"):
+        read_script(script, SPEC)
+
+
+def test_the_proposals_do_not_change_with_the_file(script: Path) -> None:
+    planner = planner_of(script)
+    before = planner.next_action(context())
+    script.write_text("gone")
+    (script.parent / "hoist.patch").unlink()
+    assert planner.next_action(context()) == before
 
 
 def test_the_shipped_script_is_valid() -> None:
-    shipped = Path(__file__).parents[2] / "targets" / "tinyserve" / "scripts" / "hoist.toml"
-    ScriptedPlanner(shipped)
+    target = Path(__file__).parents[2] / "targets" / "tinyserve"
+    assert read_script(target / "scripts" / "hoist.toml", load_target(target)[0])

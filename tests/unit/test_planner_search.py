@@ -277,7 +277,7 @@ def test_it_never_repeats_never_proposes_what_is_refused_and_stops_by_itself() -
         course = simulate(seed, search(seed), 150)
         assert course.stop is not None
         assert "nothing new is left" in course.stop.reason
-        assert "1 control arms and 1 joint moves" in course.stop.reason
+        assert "1 control arm and 1 joint move among" in course.stop.reason
         assert "threads (" in course.stop.reason
 
 

@@ -20,6 +20,7 @@ from infra_agent.policy import (
     confirm_alpha,
     error_share,
     expected_cost_s,
+    planning_s,
     seconds_left,
     stop_reason,
 )
@@ -172,3 +173,12 @@ def test_screening_and_confirmation_together_err_no_more_than_the_share() -> Non
         assert 0 < alpha <= MAX_CONFIRM_ALPHA
         assert SCREEN_ALPHA * alpha <= share * (1 + 1e-9)
     assert confirm_alpha(0.0008) == pytest.approx(0.016)
+
+
+def test_planning_leaves_time_for_the_conclusion_once_there_is_something_to_conclude() -> None:
+    none_yet = journal(experiment(0, None, role="baseline", sandbox_s=80.0))
+    assert planning_s(none_yet, make_spec(), 1e9) is None
+    assert planning_s(none_yet, make_spec(minutes=2), 90.0) == 30.0
+    tried = none_yet.updated(experiment(1))
+    assert planning_s(tried, make_spec(minutes=2), 10.0) == 30.0
+    assert planning_s(tried, make_spec(minutes=2), 90.0) == 0.0

@@ -20,12 +20,15 @@ from infra_agent.domain import (
     Experiment,
     Hypothesis,
     NoiseUnits,
+    Prediction,
     Proposal,
     State,
 )
 from infra_agent.journal import Journal
 from infra_agent.report import Report, Result, build, render_text
+from infra_agent.report.forecast import held_against
 from infra_agent.report.text import duration
+from infra_agent.report.units import change
 from infra_agent.report.words import gain, percent
 from infra_agent.target import parse_target
 
@@ -211,7 +214,7 @@ def test_a_wide_control_claims_only_what_its_interval_allows() -> None:
 
 def test_a_control_that_differs_says_how() -> None:
     better = render_text(one_accepted(control(2, effect(0.12, 0.03), "better", "c1")))
-    assert "better, +12.0 % [+9.0 %, +15.0 %] (40 -> 44.8, 3 pairs)" in better
+    assert "better, +12.0 % [+9.0 %, +15.0 %] (40 -> 44.8 tok/s, 3 pairs)" in better
     worse = render_text(one_accepted(control(2, effect(-0.12, 0.03), "worse", "c1")))
     assert "worse, -12.0 % [-15.0 %, -9.0 %]" in worse
     tiny = render_text(one_accepted(control(2, effect(0.02, 0.01), "inconclusive", "c1")))
@@ -223,7 +226,10 @@ def test_a_guardrail_that_is_lost_against_an_arm_is_said_beside_the_gain() -> No
     versus = control(2, effect(0.10, 0.02), "better", "c1")
     found = one_accepted(versus.model_copy(update={"signals": (*versus.signals, slower)}))
     said = " ".join(render_text(found).split())
-    assert "better, +10.0 % [+8.0 %, +12.0 %] (40 -> 44, 3 pairs); but violates: guardrail p99_ttft_ms -16.0 %" in said
+    assert (
+        "better, +10.0 % [+8.0 %, +12.0 %] (40 -> 44 tok/s, 3 pairs); but violates: guardrail p99_ttft_ms -16.0 %"
+        in said
+    )
     whole = experiment(3, "final", objective(effect(0.75, 0.1), "better"), slower, commit="c2")
     changes = (accepted(1, effect(0.5, 0.1)), accepted(2, effect(0.2, 0.05)))
     assert "But violates: guardrail p99_ttft_ms -16.0 %" in report(*changes, whole, result=WON).headline
@@ -295,6 +301,11 @@ def test_nothing_found_states_what_was_excluded_and_how_small_an_effect_would_ha
     assert "Guardrails" not in text
 
 
+def test_a_single_undecided_change_is_not_counted_among_several() -> None:
+    alone = report(rejected(1, effect(0.011, 0.03), "inconclusive", "too wide"))
+    assert alone.headline.endswith("is excluded for the one that was measured (undecided below that).")
+
+
 def test_nothing_found_when_all_were_worse_or_none_was_measured() -> None:
     worse = report(rejected(1, effect(-0.1, 0.02), "worse"))
     assert worse.headline.endswith("in 1 change: the one that was measured is worse.")
@@ -314,13 +325,30 @@ def test_a_gain_that_broke_a_guardrail_is_told_apart() -> None:
     assert "1 change did better but broke a guardrail or a gate" in said
 
 
-def test_an_unfinished_campaign_says_so_and_how_to_go_on() -> None:
+@pytest.mark.parametrize("state", [CampaignState.STOPPED, CampaignState.INTERRUPTED])
+def test_an_unfinished_campaign_says_so_and_how_to_go_on(state: CampaignState) -> None:
     running = experiment(1, "change", state=State.RUNNING, verdict=None, commit=None)
-    found = report(baseline(), running, state=CampaignState.RUNNING, stop_reason="")
+    found = report(baseline(), running, state=state, stop_reason="")
     assert found.headline.startswith("Not finished. So far: Nothing better")
     assert found.next[0].startswith("infra-agent run --resume cmp_1  # ")
     assert found.tried[0].outcome == "running"
-    assert "running, or cut off" in render_text(found)
+    assert f"campaign cmp_1: {state.value}" in render_text(found)
+
+
+def test_a_campaign_that_is_being_run_is_not_to_be_resumed() -> None:
+    found = report(baseline(), state=CampaignState.RUNNING, stop_reason="")
+    assert found.headline.startswith("Not finished.")
+    assert found.next[0].startswith("infra-agent show cmp_1  # ")
+    assert not any("--resume" in command for command in found.next)
+
+
+def test_a_target_that_fails_by_itself_asks_for_a_new_campaign() -> None:
+    found = report(state=CampaignState.FAILED, stop_reason="the unchanged target fails: build exited with status 1")
+    assert found.headline == (
+        "Failed: the original launch.toml itself does not pass, so no change can be measured against it."
+    )
+    assert found.next == ("infra-agent run /repo/engine --planner search  # once the target is mended",)
+    assert "campaign cmp_1: failed\n  why it stopped: the unchanged target fails" in render_text(found)
 
 
 def test_knobs_are_shown_as_was_and_now_with_the_engines_default() -> None:
@@ -357,11 +385,12 @@ def test_guardrails_and_gates_of_the_result_are_shown_with_numbers() -> None:
 
 
 def test_warnings_name_contention_an_assumed_floor_and_a_baseline_that_differs_from_itself() -> None:
-    found = report(baseline(effect(0.1, 0.02), contention()), rejected(1, effect(0.0, 0.01)))
+    aa = baseline(effect(0.1, 0.02, floor_units=0), contention())
+    found = report(aa, rejected(1, effect(0.0, 0.01, floor_units=0)))
     said = "\n".join(found.warnings)
     assert "The baseline differs from itself (+10.0 % [+8.0 %, +12.0 %])" in said
     assert "busy with other work in 1 of 2 measurements" in said
-    assert "noise floor of 3.0 % is assumed (0 of 30 A/A pairs" in said
+    assert "noise floor of 3.0 % is assumed (0 of 30 A/A pairs of this host were known" in said
     assert "infra-agent calibrate /repo/engine  # measure this machine's noise floor" in found.next
 
 
@@ -375,7 +404,7 @@ def test_a_quiet_calibrated_campaign_has_no_warnings() -> None:
 
 def test_next_commands_apply_the_patch_and_raise_a_spent_budget() -> None:
     spent = CampaignSpec(target="/my repo", budget=Budget(experiments=1))
-    found = report(accepted(1, LARGE), result=WON, spec=spent)
+    found = report(accepted(1, LARGE), result=WON, spec=spent, stop_reason="the budget of 1 experiments is used up")
     assert found.next[0] == (
         "infra-agent show cmp_1 --patch | git -C '/my repo' apply "
         "--directory=\"$(git -C '/my repo' rev-parse --show-prefix)\"  # apply the patch"
@@ -387,7 +416,20 @@ def test_next_commands_apply_the_patch_and_raise_a_spent_budget() -> None:
 
 def test_a_time_budget_that_is_spent_is_raised_in_minutes() -> None:
     timed = CampaignSpec(target="/r", budget=Budget(experiments=50, minutes=4))
-    assert "infra-agent run --resume cmp_1 --minutes 8  # search on" in report(spec=timed).next
+    spent = report(spec=timed, stop_reason="the budget of 4 minutes is nearly used up (20 s left)")
+    assert "infra-agent run --resume cmp_1 --minutes 8  # search on" in spent.next
+    assert "ended by the budget: the budget of 4 minutes" in render_text(spent)
+
+
+def test_a_planner_with_nothing_left_is_not_asked_to_search_on() -> None:
+    timed = CampaignSpec(target="/r", budget=Budget(experiments=50, minutes=4))
+    reason = "nothing new is left next to the values in force: " + "a value, " * 40
+    found = report(rejected(1, effect(0.0, 0.01)), spec=timed, stop_reason=reason)
+    assert found.ended_by == "planner"
+    assert not any("search on" in command for command in found.next)
+    text = render_text(found)
+    assert "\n  ended by the planner: nothing new is left" in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_the_confidence_of_the_intervals_is_said_once_as_a_range() -> None:
@@ -421,3 +463,158 @@ def test_small_words() -> None:
     assert percent(-0.0123) == "-1.2 %"
     assert gain(effect(0.9, 0.3)) == "+90 % [+60 %, +120 %]"
     assert [duration(s) for s in (4.4, 65, 7500)] == ["4 s", "1 min 05 s", "2 h 05 min"]
+
+
+TIMED = parse_target(
+    TARGET.replace('"output_throughput"\ndirection = "maximize"', '"slice_time_s"\ndirection = "minimize"')
+    .replace("min_effect = 0.02", "min_effect = 0.25"),
+    "target.toml",
+)  # fmt: skip
+
+
+def test_floor_and_pairs_are_those_that_the_campaign_was_judged_by() -> None:
+    noise = NoiseUnits(
+        host_fingerprint="h", target_name="engine", probe="load", metric="output_throughput",
+        direction="maximize", units=tuple(0.01 * math.sin(i) for i in range(31)),
+    )  # fmt: skip
+    judged = (baseline(effect(0.0, 0.01, floor_units=28)), rejected(1, effect(0.0, 0.01, floor_units=28)))
+    found = report(*judged, result=Result(noise=noise))
+    assert (found.noise.is_measured, found.noise.n_units, found.noise.n_units_today) == (False, 28, 31)
+    said = " ".join(found.warnings)
+    assert "assumed (28 of 30 A/A pairs" in said
+    assert "By now 31 pairs are known, which make a floor of " in said
+    assert not any("calibrate" in command for command in found.next)
+
+
+def test_numbers_from_before_and_after_a_calibration_name_both_floors() -> None:
+    later = effect(0.0, 0.01, floor=0.01, floor_known=True, floor_units=33)
+    found = report(baseline(), rejected(1, effect(0.0, 0.01)), rejected(2, later))
+    assert (found.noise.floor, found.noise.earlier_floors) == (0.01, (0.03,))
+    said = " ".join(render_text(found).split())
+    assert "noise floor of 1.0 % (measured on this machine from 33 A/A pairs)" in said
+    assert "Earlier numbers of this campaign were held against a floor of 3.0 %" in said
+
+
+def test_effects_without_a_number_of_pairs_still_load() -> None:
+    old = {k: v for k, v in effect(0.1, 0.02).model_dump().items() if k != "floor_units"}
+    found = report(rejected(1, Effect.model_validate(old)))
+    assert found.noise.n_units is None
+    assert "noise floor of 3.0 % is assumed; `infra-agent" in " ".join(found.warnings)
+
+
+def test_floor_and_thresholds_stand_on_the_scale_of_the_gains() -> None:
+    saved = effect(0.3, 0.02, "slice_time_s", floor=0.25, floor_known=True)
+    campaign = Campaign(
+        id="cmp_1", spec=CampaignSpec(target="/r"), target_name="engine", target_toml=TARGET, source_commit="s",
+        base_commit="base", host_fingerprint="h", state=CampaignState.COMPLETE,
+    )  # fmt: skip
+    found = build(campaign, TIMED, Journal(experiments=(accepted(1, saved),)), WON)
+    assert found.noise.floor == pytest.approx(0.2)
+    assert found.min_effect == pytest.approx(0.2)
+    said = " ".join(render_text(found).split())
+    assert "noise floor of 20.0 % (measured on this machine) and it is itself at least 20.0 %" in said
+    assert "25 % more speed is 20 % of the time saved" in said
+    assert "of the time saved" not in render_text(one_accepted())
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "text"),
+    [
+        ("slice_time_s", 0.009541, 0.00729, "9.541 -> 7.29 ms"),
+        ("slice_time_s", 42e-6, 1.5e-3, "42 -> 1500 µs"),
+        ("p99_ttft_ms", 3100.0, 900.0, "3.1 -> 0.9 s"),
+        ("median_itl_ms", 0.5, 0.25, "500 -> 250 µs"),
+        ("output_throughput", 40.0, 44.8, "40 -> 44.8 tok/s"),
+        ("total_token_throughput", 40.0, 44.8, "40 -> 44.8 tok/s"),
+        ("request_throughput", 4.0, 5.0, "4 -> 5 req/s"),
+        ("request_goodput", 4.0, 5.0, "4 -> 5 req/s"),
+        ("peak_bytes", 3 * 2**20, 2**20, "3 -> 1 MiB"),
+        ("wasted_tokens", 30.0, 10.0, "30 -> 10 tokens"),
+        ("goodput_share", 0.9, 0.95, "0.9 -> 0.95"),
+        ("slice_time_s", math.nan, 1.0, "nan -> 1 s"),
+    ],
+)
+def test_absolute_values_have_units(metric: str, before: float, after: float, text: str) -> None:
+    assert change(effect(0.1, 0.01, metric, baseline=before, measured=after)) == text
+
+
+@pytest.mark.parametrize(
+    ("gain", "half", "predicted", "outcome"),
+    [
+        (0.30, 0.05, {"low": 0.2, "high": 0.5}, "confirmed"),
+        (0.30, 0.05, {"low": 0.1, "high": 0.2}, "confirmed"),
+        (0.30, 0.15, {"low": 0.2}, "undecided"),
+        (0.05, 0.02, {"low": 0.1}, "refuted"),
+        (-0.30, 0.05, {"low": 0.1}, "refuted"),
+        (0.01, 0.02, {}, "undecided"),
+        (-0.05, 0.02, {}, "refuted"),
+    ],
+)
+@pytest.mark.parametrize(("metric", "wanted"), [("output_throughput", "up"), ("slice_time_s", "down")])
+def test_a_prediction_is_held_against_the_whole_interval(
+    gain: float, half: float, predicted: dict[str, float], outcome: str, metric: str, wanted: str
+) -> None:
+    prediction = Prediction.model_validate({"metric": metric, "direction": wanted} | predicted)
+    found = held_against(prediction, [effect(0.9, 0.01, "p99_ttft_ms"), effect(gain, half, metric)])
+    assert found.outcome == outcome
+    assert found.change == pytest.approx(gain)
+    assert found.is_beyond == (predicted.get("high") == 0.2)
+
+
+def test_a_prediction_in_the_unwanted_direction_is_held_against_that() -> None:
+    slower = Prediction(metric="p99_ttft_ms", direction="up", low=0.1)
+    found = held_against(slower, [effect(-0.2, 0.05, "p99_ttft_ms")])
+    assert found.outcome == "confirmed"
+    assert held_against(slower, []).outcome == "not measured"
+
+
+def counted(message: str) -> Signal:
+    return Signal(
+        rule_id="performance.instructions", level="note", finding="observed", message=message, locations=PLACE
+    )
+
+
+def predicting(number: int, metric: str, *signals: Signal) -> Experiment:
+    low = Prediction(metric=metric, direction="up", low=0.1)
+    hypothesis = Hypothesis(claim="c", predicted=low)
+    return experiment(number, "change", *signals, proposal=Proposal(hypothesis=hypothesis, change=Change()))
+
+
+def test_what_was_tried_shows_the_prediction_and_the_counts_beside_the_gain() -> None:
+    work = counted("kernel: 200 -> 100 instructions (-50.00%): less work")
+    small = objective(effect(0.01, 0.02), "inconclusive", "too wide")
+    other = guardrail(effect(0.3, 0.1, "p99_ttft_ms"))
+    found = report(
+        predicting(1, "output_throughput", small, work), predicting(2, "p99_ttft_ms", small, other),
+        spec=CampaignSpec(target="/r", planner="llm"),
+    )  # fmt: skip
+    assert found.tried[0].forecast is not None
+    assert found.tried[0].forecast.outcome == "refuted"
+    said = render_text(found)
+    assert "counted: kernel: 200 -> 100 instructions" in said
+    assert "predicted: output_throughput up 10 % or more: refuted\n" in said
+    assert "predicted: p99_ttft_ms up 10 % or more: refuted, measured -30.0 % [-40.0 %, -20.0 %]" in said
+    searched = report(predicting(1, "output_throughput", small))
+    assert searched.tried[0].forecast is not None
+    assert "predicted:" not in render_text(searched)
+
+
+def test_a_wide_baseline_says_what_it_is_worth() -> None:
+    wide = " ".join(render_text(report(baseline(effect(0.02, 0.3)))).split())
+    assert "+2.0 % [-28.0 %, +32.0 %] over 3 pairs. That is wide: identical arms could differ by about 30 %" in wide
+    assert "`infra-agent calibrate` measures the noise with enough pairs" in wide
+    assert "That is wide" not in render_text(report(baseline(effect(0.0, 0.01))))
+
+
+def test_the_medians_are_explained_where_they_stand() -> None:
+    assert "need not be the ratio of the two medians" in " ".join(render_text(one_accepted()).split())
+    assert "medians" not in render_text(report(baseline()))
+
+
+def test_work_that_nothing_proves_is_a_warning() -> None:
+    unproven = Signal(
+        rule_id="integrity.work_unproven", level="note", finding="abstained", reason="no checksums",
+        message="bench: nothing proves that both arms did the same work", locations=PLACE,
+    )  # fmt: skip
+    found = report(baseline(None, unproven), rejected(1, effect(0.0, 0.01)))
+    assert sum("nothing proves that both arms did the same work" in w for w in found.warnings) == 1

@@ -13,8 +13,8 @@ from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Measurement, Observation, ParityPoint, RuntimeEvent
 from feedback.rules.correctness import failed_tests, gate_silent
 from feedback.rules.derive import RULES, derive
-from feedback.rules.parity import numeric_error, work_mismatch
-from feedback.rules.performance import bench_delta, gain_text, instructions
+from feedback.rules.parity import numeric_error, work_mismatch, work_unproven
+from feedback.rules.performance import METHOD, METHOD_IN_TURN, bench_delta, gain_text, instructions
 from feedback.rules.stability import env_contention, runtime_event, tool_error
 from feedback.signals import CodeLocation, HostLocation, InputLocation, ProcessLocation, Signal
 from feedback.verdict import VerdictKind, judge
@@ -203,13 +203,20 @@ def test_candidate_without_a_clear_gain_is_not(ratios: list[float], finding: str
 def test_reason_of_an_undecided_objective_gives_interval_and_floor() -> None:
     signal = only(bench_delta(list(pairs(around(0.97, 0.02))), make_criteria(floor=0.03)))
     assert signal.reason.startswith("after 5 pairs the interval ")
-    assert "neither clears the noise floor of 3.0% nor excludes a gain of 3.0%" in signal.reason
+    assert "neither clears the noise floor of 2.9% nor excludes a gain of 2.9%" in signal.reason
 
 
 def test_one_pair_decides_nothing() -> None:
     signal = only(bench_delta(list(pairs([0.5])), CRITERIA))
     assert (signal.finding, signal.effect) == ("inconclusive", None)
     assert signal.message == "slice_time_s: too few pairs: undecided"
+
+
+def test_arms_that_ran_in_turn_are_said_to_have_done_so() -> None:
+    measured = list(pairs(around(0.8)))
+    told = [only(bench_delta(measured, make_criteria(side_by_side=side))).effect for side in (True, False)]
+    assert [effect.method for effect in told if effect] == [METHOD, METHOD_IN_TURN]
+    assert "interleaved" not in METHOD_IN_TURN
 
 
 def test_fewer_pairs_than_the_first_look_are_marked() -> None:
@@ -386,6 +393,32 @@ def test_notes_and_other_stages_say_nothing() -> None:
     assert runtime_event(quiet, CRITERIA) == []
 
 
+# integrity.work_unproven
+
+
+def test_a_baseline_without_checksums_is_said_and_decides_nothing() -> None:
+    signal = only(work_unproven([event("check", "no_check", arm="baseline")], CRITERIA))
+    assert (signal.rule_id, signal.level, signal.role) == ("integrity.work_unproven", "note", "information")
+    assert "nothing proves that both arms did the same work" in signal.message
+    won = derive([*pairs(around(0.8)), event("check", "no_check")], CRITERIA)
+    assert judge(won).kind is VerdictKind.ACCEPT
+
+
+def test_checksums_that_were_compared_are_proof() -> None:
+    assert work_unproven([point(1e-9, 1e-4, "check"), event("check", "no_check", stage="confirm")], CRITERIA) == []
+
+
+def test_what_stands_beside_a_gain_is_on_its_scale() -> None:
+    slow = make_criteria(floor=0.25, objective=TIME.model_copy(update={"min_effect": 0.25}))
+    same = only(bench_delta(list(pairs(around(0.95))), slow))
+    assert "no gain worth having (asked: 20.0%)" in same.message
+    throughput = MetricCriterion(metric="output_throughput", direction="maximize", probe="bench", max_regression=0.25)
+    found = bench_delta(
+        [*pairs(around(0.8)), *pairs(around(0.9), "output_throughput")], make_criteria(guardrails=(throughput,))
+    )
+    assert "may lose at most 20%" in found[1].message
+
+
 # All of them.
 
 
@@ -401,6 +434,7 @@ def test_rules_never_raise_on_odd_data() -> None:
         *pairs([1.0], value=math.nan),
         *counts(math.nan, 0.0),
         event("process", "", message="\n" * 999),
+        event("check", "no_check", probe="p" * 500),
         *disturbed("disturbed_pair_kept"),
         event("engine_log", "n" * 500, level="error", message="m" * 999, count=math.inf),
     ]

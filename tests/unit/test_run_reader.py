@@ -77,8 +77,10 @@ def test_whole_run_is_read(tmp_path: Path) -> None:
         ),
     )
     found = read(run)
-    assert [type(o).__name__ for o in found] == ["TestOutcome", "Measurement", "Measurement"]
-    _, time, count = found
+    assert [type(o).__name__ for o in found] == ["TestOutcome", "Measurement", "RuntimeEvent", "Measurement"]
+    _, time, unchecked, count = found
+    assert isinstance(unchecked, RuntimeEvent)
+    assert unchecked.name == "no_check"  # the slice has no checksum
     assert isinstance(time, Measurement)
     assert isinstance(count, Measurement)
     assert (time.probe, time.metric, time.stage) == ("p", "slice_time_s", "confirm")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra_agent.errors import WrongUse
-from infra_agent.scaffold import init, target_name, template
+from infra_agent.scaffold import as_text, init, target_name, template
 from infra_agent.target import TargetSpec, load_target, parse_target
 from sandboxes.contention import Limit
 from sandboxes.sandbox import Limits
@@ -21,16 +21,23 @@ def everything() -> str:
     """The template with its commented examples in force, and the objective measured by one of them: all
     guardrails are measured by the objective's probe."""
     text = template().replace("@NAME@", "t").replace('probe = "microbench"', 'probe = "load"')
+    text = text.replace('editable = ["src"]', 'editable = ["src", "launch.toml"]')
     return "\n".join(COMMENTED.sub("", line) for line in text.splitlines())
 
 
 def test_what_init_writes_can_be_loaded(tmp_path: Path) -> None:
-    said = init(tmp_path)
+    said = as_text(init(tmp_path))
     spec, text = load_target(tmp_path)
     assert spec.objective.probe == "microbench"
     assert "<-" in text
     assert f"infra-agent run {tmp_path}" in said
     assert [p.name for p in tmp_path.iterdir()] == ["target.toml"]
+
+
+def test_commands_to_type_are_quoted(tmp_path: Path) -> None:
+    directory = tmp_path / "my engine"
+    directory.mkdir()
+    assert init(directory).commands[1] == f"infra-agent run '{directory}'"
 
 
 def test_every_commented_example_is_valid_too() -> None:
@@ -84,7 +91,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_tell_tale_files_give_hints(tmp_path: Path) -> None:
     (tmp_path / "Makefile").touch()
     (tmp_path / "model.gguf").touch()
-    said = init(tmp_path)
+    said = as_text(init(tmp_path))
     assert "a Makefile is here" in said
     assert "GGUF" in said
     assert "CMake" not in said

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from infra_agent.errors import WrongUse
 from infra_agent.settings import Settings, load_settings
 
 
@@ -33,6 +34,11 @@ def test_home_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("HOME", "/home/somebody")
     assert load_settings({"INFRA_AGENT_HOME": "here"}).home == tmp_path / "here"
     assert load_settings({"INFRA_AGENT_HOME": "~/there"}).home == Path("/home/somebody/there")
+
+
+def test_a_home_of_nobody_is_wrong_use() -> None:
+    with pytest.raises(WrongUse, match=r"INFRA_AGENT_HOME=~nosuchuser/x.*Set INFRA_AGENT_HOME"):
+        load_settings({"INFRA_AGENT_HOME": "~nosuchuser/x"})
 
 
 def test_given_values_win() -> None:

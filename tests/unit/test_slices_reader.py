@@ -184,7 +184,14 @@ def test_arm_that_is_missing_does_not_agree(written: Writer) -> None:
 
 def test_workers_without_checksums_are_not_compared(written: Writer) -> None:
     for check in (None, []):
-        assert of_type(ParityPoint, read(written(*block(*[check] * 4)), "bench", "screen")) == []
+        found = read(written(*block(*[check] * 4)), "bench", "screen")
+        assert of_type(ParityPoint, found) == []
+        (event,) = of_type(RuntimeEvent, found)
+        assert (event.source, event.name, event.arm, event.level) == ("check", "no_check", "baseline", "note")
+
+
+def test_workers_with_checksums_have_no_such_event(written: Writer) -> None:
+    assert of_type(RuntimeEvent, read(written(*block(*[[1.0]] * 4)), "bench", "screen")) == []
 
 
 def test_tolerance_of_the_lines_comes_before_the_callers(written: Writer) -> None:

@@ -183,9 +183,12 @@ def add(ledger: Ledger, number: int = 0) -> Experiment:
 
 
 def test_campaign_is_read_back_as_it_was(ledger: Ledger) -> None:
-    stored = campaign()
+    script = (Proposal(hypothesis=Hypothesis(claim="c"), change=Change(patch="a\r\n", knobs={"threads": None})),)
+    stored = campaign().model_copy(update={"script": script})
     ledger.add_campaign(stored)
     assert ledger.campaign(stored.id) == stored
+    ledger.update_campaign(stored.model_copy(update={"script": ()}))
+    assert ledger.campaign(stored.id).script == script
 
 
 def test_updated_campaign_is_read_back(ledger: Ledger) -> None:
@@ -412,6 +415,16 @@ def test_noise_units_are_pooled_until_they_age(ledger: Ledger) -> None:
     assert everything is not None
     assert everything.units == (0.5, 0.01, -0.02, 0.03)
     assert ledger.noise_units("another host", "tinyserve", "load", "slice_time_s", 7 * day) is None
+
+
+def test_noise_units_are_forgotten_of_one_metric_on_one_host(ledger: Ledger) -> None:
+    day = timedelta(days=1)
+    for units in (noise(9 * day, (0.5, 0.6)), noise(timedelta(), (0.1,)), noise(timedelta(), (9.0,), "another metric")):
+        ledger.add_noise_units(units)
+    assert ledger.forget_noise_units("another host", "tinyserve", "load", "slice_time_s") == 0
+    assert ledger.forget_noise_units("host", "tinyserve", "load", "slice_time_s") == 3
+    assert ledger.noise_units("host", "tinyserve", "load", "slice_time_s", 30 * day) is None
+    assert ledger.noise_units("host", "tinyserve", "load", "another metric", day) is not None
 
 
 def test_the_same_noise_units_are_stored_once(ledger: Ledger) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from infra_agent.errors import NotFound, PlatformFailed, StoreUnavailable, WrongUse
-from infra_agent.store import ArtefactFiles, campaign_lock, ids, new_id
+from infra_agent.store import ArtefactFiles, campaign_lock, ids, is_locked, new_id
 from infra_agent.store import artefacts as artefacts_module
 from infra_agent.store.locks import waiting_lock
 from sandboxes.results import Artefact
@@ -151,6 +151,20 @@ def test_a_campaign_is_locked_for_others_until_its_run_ends(tmp_path: Path) -> N
             pass
     with campaign_lock(tmp_path / "locks", "cmp_1"):
         pass
+
+
+def test_whether_a_campaign_is_locked_can_be_asked_without_taking_the_lock(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "locks", "cmp_1")
+    assert not (tmp_path / "locks").exists()
+    with campaign_lock(tmp_path / "locks", "cmp_1"):
+        assert is_locked(tmp_path / "locks", "cmp_1")
+    assert not is_locked(tmp_path / "locks", "cmp_1")
+
+
+def test_a_lock_that_cannot_be_made_names_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailable, match=r"file/cmp_1\.lock: .*choose another path"):
+        campaign_lock(tmp_path / "file", "cmp_1").__enter__()
 
 
 def test_a_lock_that_stays_held_ends_the_wait(tmp_path: Path) -> None:

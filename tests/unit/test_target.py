@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +173,44 @@ def test_shipped_targets_are_valid(path: Path) -> None:
         ('name = "engine"', 'name = "../../engine"', "packages.0.name", "should match pattern"),
         ('during = "load"', "", "probes.3.during", "Field required"),
         ('traffic = "traffic.json"', 'traffic = "/etc/passwd"', "probes.2.traffic", "stay inside it"),
-        ("requires = { flash = [true] }", "requires = 5", "knobs.1.conditions.0.requires", "valid dictionary"),
+        ("requires = { flash = [true] }", "requires = 5", "knobs.1.conditions.0.requires", "an object"),
         ('command = ["serve"]', 'command = ["serve"]\nport = 80', "server.port", "Extra inputs"),
+        ("schema = 1", "schema = true", "schema", "Input should be 1"),
+        ("schema = 1", "schema = 1.0", "schema", "Input should be 1"),
+        ('description = "An example"', 'description = "a\\u0000b"', "description", "control character '\\x00'"),
+        ('hidden = ["answers"]', 'hidden = ["a\\u001bb"]', "hidden.0", "control character"),
+        ('description = "An example"', "description = 2020-01-01", "description", "put it in quotes"),
+        ('["kernels", "launch.toml"]', "[]", "editable", "at least 1 item"),
+        ('command = ["make"]', "command = []", "probes.0.command", "must begin with a program"),
+        ('worker = ["worker"]', 'worker = [" "]', "probes.1.worker", "must begin with a program"),
+        ('command = ["serve"]', "command = []", "server.command", "must begin with a program"),
+        (
+            'command = ["make"]',
+            'command = ["{pyhton}"]',
+            "probes.0.command",
+            "placeholder {pyhton}; known here are",
+        ),
+        ('worker = ["worker"]', 'worker = ["x", "{package:no}/x"]', "probes.1.worker", "placeholder {package:no}"),
+        ("{package:engine}", "{package:engines}", "probes.2.tokenizer", "placeholder {package:engines}"),
+        ('command = ["serve"]', 'command = ["serve", "{sock}"]', "server.command", "placeholder {sock}"),
+        ("blocks = 5", "blocks = 1001", "probes.1.blocks", "less than or equal to 1000"),
+        ("blocks = 5", "blocks = true", "probes.1.blocks", "valid integer"),
+        ("blocks = 5", 'blocks = "5"', "probes.1.blocks", "valid integer"),
+        ("blocks = 5", "gate = 1", "probes.1.gate", "valid boolean"),
+        ("timeout_s = 60", "timeout_s = nan", "probes.0.timeout_s", "finite number"),
+        ("timeout_s = 60", "timeout_s = 1e300", "probes.0.timeout_s", "less than or equal to"),
+        ("looks = [4, 8]", "looks = [4, 1000000]", "probes.1.looks", "at most 10000"),
+        ("maximum = 64", f"maximum = {2**63}", "knobs.0.maximum", "64 bits"),
+        ('key = "flash"', 'key = "cache_type"', "knobs.2.key", "can't stand beside 'cache_type' of knob cache"),
+        ('key = "flash"', 'key = "server"', "knobs.2.key", "can't stand beside 'server.threads' of knob threads"),
+        ('key = "flash"', 'key = "server.threads.n"', "knobs.2.key", "can't stand beside 'server.threads'"),
+        ('key = "flash"', 'key = ""', "knobs.2.key", "joined by dots"),
+        ('key = "flash"', 'key = "a..b"', "knobs.2.key", "joined by dots"),
+        ('key = "flash"', "key = 'a.\"b\"'", "knobs.2.key", "without quotes"),
+        ('path = "launch.toml"', 'path = "/etc/launch.toml"', "launch_file.path", "stay inside it"),
+        ('path = "launch.toml"', 'path = "other.toml"', "launch_file.path", "add it to `editable`"),
+        ('path = "launch.toml"', 'path = "answers"', "launch_file.path", "is hidden"),
+        ('requirement = "engine==1.0"', 'requirement = "--pre"', "packages.0.requirement", "match pattern"),
     ],
 )
 def test_error_names_file_line_place_and_reason(before: str, after: str, where: str, what: str) -> None:
@@ -183,6 +220,7 @@ def test_error_names_file_line_place_and_reason(before: str, after: str, where: 
     number, place, _ = said.removeprefix("target.toml:").split(":", 2)
     assert place.strip() == where
     key = where.split(".")[-2 if where.endswith(".0") else -1]
+    after = next(x for x in text.splitlines() if after.splitlines()[-1] in x) if after else after
     content = text.splitlines()[int(number) - 1]
     if key in after:
         assert content == after.splitlines()[-1]
@@ -191,6 +229,46 @@ def test_error_names_file_line_place_and_reason(before: str, after: str, where: 
         assert content.startswith("[[")
         assert int(number) <= first
         assert not any(x.startswith("[[") for x in text.splitlines()[int(number) : first])
+
+
+@pytest.mark.parametrize(
+    ("added", "where", "what"),
+    [
+        ("[limits]\nmemory_bytes = 0", "limits.memory_bytes", "greater than 0"),
+        ("[limits]\nprocesses = -1", "limits.processes", "greater than 0"),
+        ("[limits]\nopen_files = true", "limits.open_files", "valid integer"),
+        ("[limits]\ntimeout_s = inf", "limits.timeout_s", "finite"),
+        ("[contention]\nsteal_share = nan", "contention.steal_share", "finite"),
+        ("[contention]\nsteal_share = -0.1", "contention.steal_share", "greater than or equal to 0"),
+        ('[env]\n"A B" = "x"', "env.A B", "match pattern"),
+        ('[env]\n"A=B" = "x"', "env.A=B", "match pattern"),
+        ("[env]\nN = 1", "env.N", "valid string"),
+    ],
+)
+def test_error_of_what_is_optional_names_its_line(added: str, where: str, what: str) -> None:
+    text = f"{TEXT}\n{added}\n"
+    said = refusal(text)
+    assert said.startswith(f"target.toml:{len(text.splitlines())}: {where}: ")
+    assert what in said
+
+
+def test_braces_that_are_no_placeholders_are_left_alone() -> None:
+    command = """command = ["sh", "-c", '{python} "${HOME}" { print } {"a": 1} {}']"""
+    assert parse(changed('command = ["make"]', command)).probe("build")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_target_that_is_no_file_never_hangs(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "target.toml"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(TargetInvalid, match="not a regular file"):
+        load_target(tmp_path)
+
+
+def test_commands_to_type_are_quoted(tmp_path: Path) -> None:
+    (tmp_path / "my engine").mkdir()
+    with pytest.raises(TargetInvalid, match=f"infra-agent init '{tmp_path}/my engine'"):
+        load_target(tmp_path / "my engine")
 
 
 def test_error_of_a_later_table_is_not_blamed_on_an_earlier_one() -> None:
@@ -394,6 +472,21 @@ def test_values_are_read_from_a_launch_file() -> None:
 
 
 # The schedule.
+
+
+def test_noise_of_another_way_of_measuring_is_not_this_ones() -> None:
+    spec = parse_target(TEXT, "target.toml")
+    objective = spec.probe(spec.objective.probe)
+    assert isinstance(objective, SlicesProbe)
+
+    def noise_probe(**fields: Any) -> str:
+        probes = [p.model_copy(update=fields) if p is objective else p for p in spec.probes]
+        return spec.model_copy(update={"probes": tuple(probes)}).noise_probe
+
+    assert noise_probe() == spec.noise_probe
+    assert noise_probe(looks=(2, 3), budget_s=1.0, description="other words") == spec.noise_probe
+    changes: list[dict[str, Any]] = [{"params": {"n": 1}}, {"blocks": 3}, {"side_by_side": False}, {"worker": ("x",)}]
+    assert len({noise_probe(**change) for change in changes} | {spec.noise_probe}) == 5
 
 
 def test_schedule_of_a_paired_probe() -> None:
