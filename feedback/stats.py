@@ -213,3 +213,15 @@ def minimum_detectable_effect(sd: float, rule: Rule, power: float = 0.9) -> floa
     luck = _quantile(power, n - 1) * error
     cleared = math.log1p(rule.floor) + _quantile(1 - tail_of(rule), n - 1) * error
     return math.expm1(max(cleared, math.log1p(rule.min_effect)) + luck)
+
+
+def trend(values: Sequence[float]) -> float:
+    """Mann-Kendall's z: how surely a series in order of time rises (positive) or falls, whatever its shape. Values
+    that follow each other are rarely independent, so it only ever supports a finding. 0 for fewer than 4 values."""
+    n = len(values)
+    if n < 4:
+        return 0.0
+    series = np.asarray(values, dtype=np.float64)
+    signs = np.sign(series[None, :] - series[:, None])
+    score = float(np.triu(signs, 1).sum())
+    return score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)

@@ -1,140 +1,176 @@
-"""The log of an inference server as events: a table of patterns that is data, counted over the file.
+"""The log of an inference server as events: llama.cpp, vLLM 0.6 to 0.32, SGLang 0.4 to 0.5.
 
-The log is the candidate's and untrusted: lines are read one at a time and cut, colours and control characters
-go, and only counts and one line a kind are kept. What is looked for stands in `engine_log.toml`.
+Which engine it is shows in how its lines begin. What is looked for stands in `engine_log.toml`; how a table is
+read, and what an untrusted log can't do, in `feedback.readers.patterns`. Formats: the engines' own log calls
+(llama.cpp `common/log.cpp` and `tools/server`, vLLM `v1/metrics/loggers.py`, SGLang
+`managers/scheduler_components/metrics_reporter.py`).
 """
 
 from __future__ import annotations
 
+import math
 import re
-import tomllib
-from collections.abc import Iterator
-from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
-from feedback.observations import RuntimeEvent
+from feedback.observations import RuntimeEvent, Source
+from feedback.readers import patterns
+from feedback.readers.patterns import MAX_MESSAGE, Event, Patterns, Said
 from sandboxes.results import ArmName
 
-MAX_LINE_BYTES = 4096
-MAX_MESSAGE = 240
-
-Level = Literal["error", "warning", "note"]
-
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
-_PREFIX = re.compile(r"^(?:[\d.]+ )?(?:([EWID]) )?")
-"""llama.cpp's time stamp and level letter."""
+TABLE = "engine_log"
+MAX_SAMPLES = 512
+"""Of a gauge; when there are more, every second one is dropped."""
+MAX_KINDS = 64
+"""Of one event, told apart by what it is about."""
 
 
-class _Event(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    level: Level
-    pattern: str
-    message: str
-    explain: bool = False
-
-
-class _Ignored(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    pattern: str
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    event: tuple[_Event, ...]
-    ignore: tuple[_Ignored, ...] = ()
-
-
-class Patterns(NamedTuple):
-    """The table, ready to search."""
-
-    any: re.Pattern[str]
-    """Fits whatever one of the events fits: most lines are none."""
-    events: tuple[tuple[re.Pattern[str], _Event], ...]
-    ignored: re.Pattern[str]
-
-
-OTHERS: dict[str, _Event] = {
-    "E": _Event(name="engine_error", level="error", pattern="", message="the engine said", explain=True),
-    "W": _Event(name="engine_warning", level="warning", pattern="", message="the engine said", explain=True),
-}
-"""What a line of the engine's level E or W is when no pattern takes it."""
+def fits(path: Path, head: bytes) -> bool:
+    """Whether a line at the beginning looks like one of the engines'."""
+    return b"\0" not in head and bool(patterns.engine_in(TABLE, head))
 
 
 def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[RuntimeEvent]:
-    """One event a kind, counted over the file, with the first line of the kinds that need explaining.
+    """One event a kind, counted over the file, with its first line's number; samples of gauges; settings.
 
-    Raises OSError if the file can't be read; whatever it holds is readable.
+    What compiles is `NAME` after the first request and `NAME_warmup` before it. `at_s` counts from the first time
+    stamp. Raises OSError if the file can't be read; whatever it holds is readable.
     """
-    counts: dict[str, int] = {}
-    first: dict[str, tuple[_Event, str]] = {}
-    with path.open("rb") as file:
-        for line in _lines(file):
-            found = classify(line)
-            if found is not None:
-                event, said = found
-                counts[event.name] = counts.get(event.name, 0) + 1
-                first.setdefault(event.name, (event, said))
-    return [
-        RuntimeEvent(
-            probe=probe,
-            source="engine_log",
-            name=name,
-            level=event.level,
-            message=f"{event.message}: {said}" if event.explain else event.message,
-            count=counts[name],
-            arm=arm,
-            stage=stage,
-        )
-        for name, (event, said) in first.items()
-    ]
+    return read_table(path, TABLE, "engine_log", (probe, stage, arm))
 
 
-def classify(line: str) -> tuple[_Event, str] | None:
+def classify(line: str) -> tuple[Event, str] | None:
     """The event that a line stands for, and the line without its prefix; None for any other line."""
-    patterns = _patterns()
-    text = " ".join(clean(line).split())
-    prefix = _PREFIX.match(text)
-    level = prefix[1] if prefix else None
-    said = text[prefix.end() if prefix else 0 :]
-    if patterns.any.search(said):
-        return next(event for pattern, event in patterns.events if pattern.search(said)), said[:MAX_MESSAGE]
-    if level in OTHERS and not patterns.ignored.search(said):
-        return OTHERS[level], said[:MAX_MESSAGE]
-    return None
+    text = " ".join(patterns.clean(line).split())
+    known = patterns.patterns(TABLE, patterns.engine_of(TABLE, text))
+    said = known.take_apart(text)
+    event = known.classify(said.text, said.level)
+    return (event, said.text[:MAX_MESSAGE]) if event else None
 
 
-def clean(text: str) -> str:
-    """Text without terminal escapes, and with a blank for each character that can't be printed."""
-    return "".join(c if c.isprintable() else " " for c in _ESCAPES.sub("", text))
+def read_table(path: Path, name: str, source: str, where: tuple[str, str, ArmName]) -> list[RuntimeEvent]:
+    """A log through the table of that name; `where` is probe, stage and arm. Raises OSError."""
+    tally = _Tally(name)
+    for number, text in patterns.lines(path):
+        tally.add(number, text)
+    return tally.events(path, source, where)
 
 
-def _lines(file: BinaryIO) -> Iterator[str]:
-    """Decoded lines; of a long one only its beginning, the rest is skipped without being kept."""
-    while chunk := file.readline(MAX_LINE_BYTES):
-        yield chunk.decode("utf-8", "replace")
-        while not chunk.endswith(b"\n") and len(chunk) == MAX_LINE_BYTES:
-            chunk = file.readline(MAX_LINE_BYTES)
+class _Seen:
+    """What is kept of a kind of event."""
+
+    def __init__(self, event: Event, said: Said, line: int) -> None:
+        self.event, self.said, self.line = event, said, line
+        self.count = 0.0
 
 
-@lru_cache(maxsize=1)
-def _patterns() -> Patterns:
-    table = _Table.model_validate(
-        tomllib.loads(files(__package__).joinpath("engine_log.toml").read_text(encoding="utf-8"))
-    )
-    return Patterns(
-        any=_either([event.pattern for event in table.event]),
-        events=tuple((re.compile(event.pattern), event) for event in table.event),
-        ignored=_either([line.pattern for line in table.ignore]),
-    )
+class _Tally:
+    """What a log said so far."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        self.known: Patterns = patterns.patterns(table)
+        self.undecided = bool(patterns.table(table).engine)
+        self.start_s: float | None = None
+        self.serving = False
+        self.seen: dict[tuple[str, str], _Seen] = {}
+        self.samples: dict[str, _Samples] = {}
+        self.sums: dict[str, tuple[float, int]] = {}
+        self.settings: dict[str, tuple[str, int]] = {}
+
+    def add(self, line: int, text: str) -> None:
+        if self.undecided and (engine := patterns.engine_of(self.table, text)):
+            self.known, self.undecided = patterns.patterns(self.table, engine), False
+        said = self.known.take_apart(text)
+        if said.at_s is not None:
+            self.start_s = said.at_s if self.start_s is None else self.start_s
+            said = said._replace(at_s=said.at_s - self.start_s)
+        self._phase(said.text)
+        if self.known.trigger.search(said.text):
+            self._stat(line, said)
+        for pattern, row in self.known.settings:
+            if found := pattern.search(said.text):
+                self.settings[row.name] = (f"{row.knob} = {found[1]}"[:2000], line)
+        if event := self.known.classify(said.text, said.level):
+            self._count(event, line, said)
+
+    def _phase(self, text: str) -> None:
+        """When serving begins. An engine's own requests before it is ready belong to its warm-up."""
+        if self.known.ready.search(text):
+            self.serving = False
+            for name, what in [key for key, seen in self.seen.items() if seen.event.compiles]:
+                if not name.endswith("_warmup"):
+                    late = self.seen.pop((name, what))
+                    if (early := self.seen.setdefault((f"{name}_warmup", what), late)) is not late:
+                        early.count += late.count
+        elif not self.serving and self.known.request.search(text):
+            self.serving = True
+
+    def _count(self, event: Event, line: int, said: Said) -> None:
+        found = re.search(event.pattern, said.text) if event.pattern else None
+        what = (found.groupdict().get("what") or "") if found else ""
+        name = f"{event.name}_warmup" if event.compiles and not self.serving and self.known.engines else event.name
+        if (name, what) not in self.seen and sum(1 for other, _ in self.seen if other == name) >= MAX_KINDS:
+            what = ""
+        seen = self.seen.setdefault((name, what), _Seen(event, said, line))
+        amount = re.search(event.amount, said.text) if event.amount else None
+        seen.count += number(amount[1]) if amount else 1
+
+    def _stat(self, line: int, said: Said) -> None:
+        for trigger, row in self.known.stats:
+            if not trigger.search(said.text):
+                continue
+            for name, pattern in row.gauges.items():
+                if found := re.search(pattern, said.text):
+                    value = number(found[1]) * row.scale.get(name, 1.0)
+                    self.samples.setdefault(name, _Samples()).add((said.at_s, value, line))
+            for name, pattern in row.sums.items():
+                if found := re.search(pattern, said.text):
+                    total, first = self.sums.get(name, (0.0, line))
+                    self.sums[name] = (total + number(found[1]) * row.scale.get(name, 1.0), first)
+
+    def events(self, path: Path, source: str, where: tuple[str, str, ArmName]) -> list[RuntimeEvent]:
+        probe, stage, arm = where
+
+        def made(name: str, line: int, count: float, message: str, at_s: float | None, level: str) -> RuntimeEvent:
+            return RuntimeEvent.model_validate({
+                "probe": probe, "source": source, "name": name, "level": level, "message": message, "count": count,
+                "at_s": at_s, "arm": arm, "stage": stage, "place": Source(file=path.name, line=line),
+            })  # fmt: skip
+
+        found = []
+        for (name, _), seen in self.seen.items():
+            said = seen.said.text[:MAX_MESSAGE]
+            message = f"{seen.event.message}: {said}" if seen.event.explain else seen.event.message
+            level = "note" if name.endswith("_warmup") else seen.event.level
+            found.append(made(name, seen.line, seen.count, message, seen.said.at_s, level))
+        for name, samples in self.samples.items():
+            found += [made(name, line, value, "", at_s, "note") for at_s, value, line in samples.kept]
+        found += [made(name, line, total, "over the log", None, "note") for name, (total, line) in self.sums.items()]
+        found += [made(f"setting_{name}", line, 1, said, None, "note") for name, (said, line) in self.settings.items()]
+        return found
 
 
-def _either(patterns: list[str]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns) or r"(?!)")
+class _Samples:
+    """At most MAX_SAMPLES of a gauge, evenly spread over the log."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[float | None, float, int]] = []
+        self.step = 1
+        self.n = 0
+
+    def add(self, sample: tuple[float | None, float, int]) -> None:
+        if self.n % self.step == 0:
+            self.kept.append(sample)
+            if len(self.kept) >= MAX_SAMPLES:
+                self.kept = self.kept[::2]
+                self.step *= 2
+        self.n += 1
+
+
+def number(text: str) -> float:
+    """A number as engines print it; True is 1, and what is no finite number is 0."""
+    try:
+        value = float(text == "True") if text in ("True", "False") else float(text.replace(",", "")[:32])
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) else 0.0

@@ -12,7 +12,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from feedback.observations import Observation
-from feedback.readers import Unreadable, callgrind, engine_log, load, logprobs, outputs, prometheus, slices
+from feedback.readers import (
+    Unreadable,
+    callgrind,
+    cgroup,
+    engine_log,
+    events,
+    gc,
+    jit,
+    load,
+    logprobs,
+    outputs,
+    prometheus,
+    slices,
+    warnings,
+)
 from sandboxes.results import ArmName
 
 HEAD_BYTES = 1 << 16
@@ -42,8 +56,13 @@ FORMATS: tuple[Format, ...] = (
     Format("load", "our load client", _never, lambda p, probe, stage, arm: load.read(p, probe, stage)),
     Format("logprobs", "our logprobs probe", _never, lambda p, probe, stage, arm: logprobs.read(p, probe, stage)),
     Format("callgrind", "valgrind --tool=callgrind", _never, callgrind.read),
-    Format("prometheus", "Prometheus text", _never, prometheus.read),
-    Format("engine_log", "log of an inference engine", _never, engine_log.read),
+    Format("prometheus", "Prometheus text", prometheus.fits, prometheus.read),
+    Format("events", "our JSON lines of events", events.fits, events.read),
+    Format("cgroup", "control group and pressure counters of Linux", cgroup.fits, cgroup.read),
+    Format("gc", "Python's garbage collector", gc.fits, gc.read),
+    Format("engine_log", "log of llama.cpp, vLLM or SGLang", engine_log.fits, engine_log.read),
+    Format("jit", "torch.compile and Triton logs", jit.fits, jit.read),
+    Format("warnings", "Python's warnings", warnings.fits, warnings.read),
 )
 """In the order in which they are tried: the telling ones first, logs last."""
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from feedback.observations import RuntimeEvent
-from feedback.readers.engine_log import MAX_LINE_BYTES, classify, clean, read
+from feedback.readers.engine_log import classify, read
+from feedback.readers.patterns import MAX_LINE_BYTES, clean
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "llamacpp"
 

@@ -9,7 +9,7 @@ import pytest
 
 from feedback.observations import RuntimeEvent
 from feedback.readers import Unreadable
-from feedback.readers.prometheus import events, read, samples
+from feedback.readers.prometheus import Scrape, events, read, scrape
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "llamacpp"
 
@@ -43,32 +43,32 @@ def test_counters_are_summed_over_their_labels() -> None:
         'vllm:generation_tokens_total{engine="0"} 10\n'
         'vllm:generation_tokens_total{engine="1"} 5\n'
     )
-    found = by_name(events({}, samples(text), "events", "screen", "candidate"))
+    found = by_name(events(Scrape({}), scrape(text), "events", "screen", "candidate"))
     assert found["output_tokens"].count == 15
 
 
 def test_preemptions_warn_only_when_there_were_some() -> None:
     quiet = {"vllm:num_preemptions_total": 3.0}
     busy = {"vllm:num_preemptions_total": 5.0}
-    assert "preemptions" not in by_name(events(quiet, quiet, "events", "screen", "candidate"))
-    event = by_name(events(quiet, busy, "events", "screen", "candidate"))["preemptions"]
+    assert "preemptions" not in by_name(events(Scrape(quiet), Scrape(quiet), "events", "screen", "candidate"))
+    event = by_name(events(Scrape(quiet), Scrape(busy), "events", "screen", "candidate"))["preemptions"]
     assert (event.count, event.level) == (2, "warning")
 
 
 def test_old_and_new_names_of_one_counter_are_not_added() -> None:
     both = {"vllm:kv_cache_usage_perc": 0.5, "vllm:gpu_cache_usage_perc": 0.5}
-    assert by_name(events({}, both, "events", "screen", "candidate"))["kv_cache_usage"].count == 0.5
+    assert by_name(events(Scrape({}), Scrape(both), "events", "screen", "candidate"))["kv_cache_usage"].count == 0.5
 
 
 def test_counter_that_went_back_tells_of_a_restart() -> None:
     before, after = {"llamacpp:n_decode_total": 90.0}, {"llamacpp:n_decode_total": 4.0}
-    found = by_name(events(before, after, "events", "screen", "candidate"))
+    found = by_name(events(Scrape(before), Scrape(after), "events", "screen", "candidate"))
     assert found["decode_calls"].count == 4
     assert found["server_restarted"].level == "warning"
 
 
 def test_values_that_are_not_finite_are_left_out() -> None:
-    assert samples("# TYPE a gauge\na NaN\n# TYPE b gauge\nb +Inf\n# TYPE c gauge\nc 2\n") == {"c": 2.0}
+    assert scrape("# TYPE a gauge\na NaN\n# TYPE b gauge\nb +Inf\n# TYPE c gauge\nc 2\n").values == {"c": 2.0}
 
 
 def test_server_that_died_leaves_no_file_and_no_events(tmp_path: Path) -> None:
