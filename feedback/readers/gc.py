@@ -91,6 +91,9 @@ def _collections(path: Path) -> Iterator[tuple[int, _Collection]]:
             generation = int(begin[1])
         elif done := _DONE.search(text):
             seconds = float(done[3]) if done[3].count(".") < 2 and done[3] != "." else 0.0
-            yield number, _Collection(
-                type="gc", generation=generation, duration_s=seconds, uncollectable=int((done[2] or "0")[:9])
+            yield (
+                number,
+                _Collection(
+                    type="gc", generation=generation, duration_s=seconds, uncollectable=int((done[2] or "0")[:9])
+                ),
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -125,22 +126,16 @@ def events(
 
     table = _table()
     restarted = ""
-    for name, entry in table.counters.items():
-        source = next((source for source in entry.names if source in after.values), None)
-        if source is None:
-            continue
+    for name, entry, source in _present(table.counters, after):
         count = after.values[source] - before.values.get(source, 0.0)
         if count < 0:
             restarted, count = source, after.values[source]
         if count or entry.level == "note":
             add(name, entry.level, count * entry.scale, f"{entry.unit} ({source})", source)
-    for name, entry in table.gauges.items():
-        source = next((source for source in entry.names if source in after.values), None)
-        if source is not None:
-            add(name, entry.level, after.values[source] * entry.scale, f"{entry.unit} ({source})", source)
-    for name, entry in table.histograms.items():
-        source = next((source for source in entry.names if f"{source}_count" in after.values), None)
-        if source is not None and (summary := _summary(before, after, source)):
+    for name, entry, source in _present(table.gauges, after):
+        add(name, entry.level, after.values[source] * entry.scale, f"{entry.unit} ({source})", source)
+    for name, entry, source in _present(table.histograms, after, "_count"):
+        if summary := _summary(before, after, source):
             n, mean, p99 = summary
             said = f"mean {entry.unit} of {n:g} ({source})"
             add(f"{name}_mean", "note", mean * entry.scale, said, f"{source}_count")
@@ -152,6 +147,14 @@ def events(
     if restarted:
         add("server_restarted", "warning", 1, "a counter went back between the scrapes", restarted)
     return found
+
+
+def _present(entries: dict[str, _Entry], after: Scrape, suffix: str = "") -> Iterator[tuple[str, _Entry, str]]:
+    """The entries that a scrape has, each with the first of its names that is there."""
+    for name, entry in entries.items():
+        source = next((source for source in entry.names if source + suffix in after.values), None)
+        if source is not None:
+            yield name, entry, source
 
 
 def _summary(before: Scrape, after: Scrape, source: str) -> tuple[float, float, float | None] | None:

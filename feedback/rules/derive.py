@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from feedback.criteria import Criteria
 from feedback.observations import Observation
-from feedback.rules import Rule, correctness, parity, performance, stability
+from feedback.rules import (
+    Rule,
+    correctness,
+    parity,
+    performance,
+    stability,
+    stability_engine,
+    stability_host,
+    stability_load,
+)
 from feedback.signals import Signal
 
 RULES: tuple[Rule, ...] = (
@@ -19,6 +28,16 @@ RULES: tuple[Rule, ...] = (
     performance.bench_delta,
     performance.instructions,
     stability.env_contention,
+    stability_engine.memory,
+    stability_engine.preemption,
+    stability_engine.recompilation,
+    stability_engine.capture_grid,
+    stability_engine.config_event,
+    stability_load.cache_hits,
+    stability_load.queue_growth,
+    stability_host.gc_stall,
+    stability_host.throttling,
+    stability_host.page_faults,
     stability.runtime_event,
 )
 

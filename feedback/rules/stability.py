@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from feedback.criteria import Criteria
 from feedback.observations import Observation, RuntimeEvent
 from feedback.rules import rule
+from feedback.rules.arms import evidence
+from feedback.rules.stability_engine import OWNED
 from feedback.signals import HostLocation, ProcessLocation, Signal
 
 
@@ -68,7 +70,8 @@ def env_contention(observations: Sequence[Observation], criteria: Criteria) -> l
     needs="engine logs, Prometheus scrapes",
 )
 def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
-    """What the engine logged or counted in the candidate's arm and not as often in the baseline's."""
+    """What the engine logged or counted in the candidate's arm and not as often in the baseline's, beside what
+    rules of its own speak of."""
     totals: dict[tuple[str, str], Counter[str]] = {}
     first: dict[str, RuntimeEvent] = {}
     for o in observations:
@@ -76,19 +79,21 @@ def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> li
             totals.setdefault((o.probe, o.name), Counter())[o.arm] += o.count  # type: ignore[assignment]
             if o.level != "note":
                 first.setdefault(o.name, o)
+    compared = any(by_arm["baseline"] for by_arm in totals.values())
     signals = []
     for (probe, name), by_arm in totals.items():
-        if name not in first or by_arm["candidate"] <= by_arm["baseline"]:
+        if name not in first or name in OWNED or by_arm["candidate"] <= by_arm["baseline"]:
             continue
         event = first[name]
+        against = f" in the candidate, {by_arm['baseline']:g}x in the baseline" if compared else ""
         signals.append(
             Signal(
                 rule_id="stability.runtime_event",
                 level=event.level,
                 finding="observed",
-                message=f"{probe}: {name} {by_arm['candidate']:g}x in the candidate, {by_arm['baseline']:g}x in "
-                f"the baseline: {event.message}"[:400],
+                message=f"{probe}: {name} {by_arm['candidate']:g}x{against}: {event.message}"[:400],
                 locations=(*criteria.changed, ProcessLocation(arm="candidate", role="server")),
+                evidence=evidence([event]),
             )
         )
     return signals
