@@ -58,7 +58,8 @@ def place(location: Location) -> str:
                 + (f" {location.symbol}" if location.symbol else "")
             )
         case "param":
-            return f"{location.name}={location.value} (was {location.was})"
+            value = "" if location.value is None else f"={location.value}"
+            return f"{location.name}{value}" + ("" if location.was is None else f" (was {location.was})")
         case "input":
             return " ".join(f"{k}={v}" for k, v in location.condition.items())
         case "process":

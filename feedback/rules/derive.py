@@ -28,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     performance.bench_delta,
     performance.instructions,
     stability.env_contention,
+    stability_engine.context,
     stability_engine.memory,
     stability_engine.preemption,
     stability_engine.recompilation,

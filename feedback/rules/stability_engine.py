@@ -22,8 +22,9 @@ SETTINGS = (
     "setting_ignored", "setting_overridden", "setting_disabled", "cache_reuse_refused", "batch_lowered",
     "graph_ceiling_low",
 )  # fmt: skip
+CONTEXT = ("context_exceeded", "input_truncated", "context_shift", "kv_cache_full")
 COMPILES = ("recompile_limit", "recompilation", "graph_capture")
-OWNED = frozenset({"preemptions", *MEMORY, *SETTINGS, *COMPILES})
+OWNED = frozenset({"preemptions", *MEMORY, *CONTEXT, *SETTINGS, *COMPILES})
 """Names of events that a rule of this module speaks of; `stability.runtime_event` leaves them to it."""
 
 
@@ -63,11 +64,48 @@ def preemption(observations: Sequence[Observation], criteria: Criteria) -> list[
                     refutable_by="the same load with twice the KV cache preempts as often",
                 ),
             ),
-            next=(f"run the same load with {limit[0] if limit else 'the limit of running requests'} halved: "
-                  "preemptions must vanish; then choose between a larger cache and fewer running requests",),
+            next=(f"run the same load with {limit[0] if limit else 'the limit of running requests'} "
+                  + (f"at {max(1, int(running / 2))}" if (running := arm.peak("running_requests")) else "halved")
+                  + ": preemptions must vanish; then choose between a larger cache and fewer running requests",),
         )  # fmt: skip
 
     return signals("stability.preemption", criteria, arms(observations, criteria, "metrics", "engine_log"), look)
+
+
+@rule(
+    "stability.context",
+    says="requests were refused or cut off because their context, or the KV cache that they share, was full",
+    needs="engine logs",
+)
+def context(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """Answers that are missing or shortened, or slots that waited for room: such an arm does less work."""
+
+    def look(arm: Arm) -> Trouble | None:
+        found = [e for name in CONTEXT for e in arm.of(name)]
+        if not found:
+            return None
+        cells, slots, own = arm.setting("kv_cells"), arm.setting("max_running"), arm.setting("context")
+        known = [setting for setting in (own, cells, slots) if setting]
+        size = ", ".join(f"{knob} {value}" for knob, value in known)
+        lost = [e for e in found if e.level == "error"]
+        what = "requests were refused or cut off" if lost else "the KV cache had no room for a step"
+        said = "; ".join(f"{e.name} {e.count:g}x" for e in found)
+        return Trouble(
+            said=f"{what}: {said}" + (f" ({size})" if size else ""),
+            amount=sum(e.count for e in lost or found), level="error" if lost else "warning", events=found,
+            measured=tuple(Quantity(name=e.name, value=e.count) for e in found),
+            expected=tuple(Quantity(name=e.name, value=0) for e in found),
+            places=tuple(ParamLocation(name=knob, value=value) for knob, value in known),
+            causes=(Cause(text="the running requests together are longer than the KV cache, which they share"
+                          if arm.of("kv_cache_full") else "single requests are longer than the context of a slot",
+                          support="strong", refutable_by="one request at a time fails as well"
+                          if arm.of("kv_cache_full") else "the longest prompt and answer together fit the context"),),
+            next=("send the same requests one after the other: if they pass, raise the context or lower the slots; "
+                  "if not, the requests themselves are too long",),
+            caveats=("throughput and latency of this arm are of fewer or shorter answers",) if lost else (),
+        )  # fmt: skip
+
+    return signals("stability.context", criteria, arms(observations, criteria, "engine_log"), look)
 
 
 @rule(
@@ -87,7 +125,9 @@ def memory(observations: Sequence[Observation], criteria: Criteria) -> list[Sign
             return Trouble(
                 said=said, amount=sum(e.count for e in failed), level="error", events=failed,
                 measured=tuple(Quantity(name=e.name, value=e.count) for e in failed[:4]),
-                next=("lower the memory that is reserved up front (gpu_memory_utilization, mem-fraction-static, "
+                next=("raise memory.max, or lower what is reserved up front, and look at memory.peak"
+                      if worst.name == "oom_kills" else
+                      "lower the memory that is reserved up front (gpu_memory_utilization, mem-fraction-static, "
                       "context) by a tenth and start again",),
             )  # fmt: skip
         if hits > 0:
@@ -176,6 +216,7 @@ def _uncaptured(arm: Arm) -> Trouble | None:
     elif peak is not None:
         said += f"; the run never had more than {peak:g} requests"
     sizes = arm.setting("capture_sizes") or arm.setting("capture_max") or ("", "")
+    wanted = f"{limit}" if limit <= 2 * ceiling or peak is None else f"sizes up to {max(peak, ceiling + 1):g}"
     return Trouble(
         said=said, amount=len(missed) / len(used or running) if missed else 0.0,
         level="note" if peak is not None and not missed else "warning",
@@ -183,10 +224,10 @@ def _uncaptured(arm: Arm) -> Trouble | None:
                                                       "setting_capture_max")), *missed[:3]],
         measured=(Quantity(name="largest_captured_batch", value=ceiling),),
         expected=(Quantity(name="largest_captured_batch", value=limit),),
-        places=(ParamLocation(name=knob[0], value=limit), ParamLocation(name=sizes[0], value=sizes[1][:80])),
+        places=(ParamLocation(name=knob[0], value=limit), ParamLocation(name=sizes[0])),
         causes=(Cause(text=f"{knob[0]} and the capture sizes are derived apart", support="strong",
                       refutable_by=f"a step at batch {limit} replays a {full}graph in a trace"),),
-        next=(f"add {limit} to {sizes[0]}, or set {knob[0]} to {ceiling}; time one decode step at "
+        next=(f"add {wanted} to {sizes[0]}, or set {knob[0]} to {ceiling}; time one decode step at "
               f"{ceiling} and at {ceiling + 1}",),
     )  # fmt: skip
 

@@ -43,7 +43,8 @@ def gc_stall(observations: Sequence[Observation], criteria: Criteria) -> list[Si
         n = sum((e.duration_s or 0) >= LONG_PAUSE_S for e in pauses) + sum(e.count >= LONG_PAUSE_S for e in logged)
         part = f", {share:.0%} of the time" if share else ""
         return Trouble(
-            said=f"garbage collection stopped Python {n} times for 0.1 s or more, at worst {longest:.2g} s{part}"
+            said=f"garbage collection stopped Python {'once' if n == 1 else f'{n} times'} for 0.1 s or more, "
+            f"at worst {longest:.2g} s{part}"
             if n else f"garbage collection took {share:.0%} of the time",
             amount=share or longest, level="warning", events=[*pauses[:3], *logged[:3]],
             measured=(Quantity(name="longest_pause", value=longest, unit="s"),

@@ -371,16 +371,16 @@ def test_quiet_pairs_say_nothing() -> None:
 
 def test_message_of_the_engine_in_the_candidate_only_is_told() -> None:
     events = [
-        event("engine_log", "kv_cache_full", level="warning", message="no free slot", count=4),
-        event("engine_log", "kv_cache_full", level="warning", message="no free slot", arm="baseline"),
+        event("engine_log", "prompt_reprocessed", level="warning", message="computed again", count=4),
+        event("engine_log", "prompt_reprocessed", level="warning", message="computed again", arm="baseline"),
     ]
     signal = only(runtime_event(events, CRITERIA))
     assert (signal.level, signal.role, signal.finding) == ("warning", "information", "observed")
-    assert signal.message == "load: kv_cache_full 4x in the candidate, 1x in the baseline: no free slot"
+    assert signal.message == "load: prompt_reprocessed 4x in the candidate, 1x in the baseline: computed again"
 
 
 def test_message_of_the_engine_in_both_arms_says_nothing() -> None:
-    both = [event("metrics", "preemptions", level="warning", count=3, arm=arm) for arm in ("baseline", "candidate")]
+    both = [event("metrics", "transfers", level="warning", count=3, arm=arm) for arm in ("baseline", "candidate")]
     assert runtime_event(both, CRITERIA) == []
 
 
