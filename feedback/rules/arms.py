@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -70,12 +71,18 @@ class Arm:
 
 
 def arms(observations: Sequence[Observation], criteria: Criteria, *sources: str) -> dict[str, Arm]:
-    """The arms of the stage that events of these sources were read of."""
+    """The arms of the stage that events of these sources were read of. Events with odd numbers are left out."""
     by_arm: dict[str, list[RuntimeEvent]] = {}
     for o in observations:
-        if isinstance(o, RuntimeEvent) and o.stage == criteria.stage and o.source in sources:
+        if isinstance(o, RuntimeEvent) and o.stage == criteria.stage and o.source in sources and _is_sane(o):
             by_arm.setdefault(o.arm, []).append(o)
     return {name: Arm(name, events) for name, events in by_arm.items()}
+
+
+def _is_sane(event: RuntimeEvent) -> bool:
+    return all(value is None or 0 <= value < 1e18 for value in (event.count, event.duration_s)) and (
+        event.at_s is None or math.isfinite(event.at_s)
+    )
 
 
 def signals(

@@ -10,7 +10,10 @@ from feedback.observations import Observation, RuntimeEvent
 from feedback.rules import rule
 from feedback.rules.arms import evidence
 from feedback.rules.stability_engine import OWNED
-from feedback.signals import HostLocation, ProcessLocation, Signal
+from feedback.signals import CodeLocation, HostLocation, ProcessLocation, Signal
+
+SAID = ("engine_log", "metrics", "warnings", "events")
+"""Sources of what a system says of itself."""
 
 
 @rule(
@@ -67,7 +70,7 @@ def env_contention(observations: Sequence[Observation], criteria: Criteria) -> l
 @rule(
     "stability.runtime_event",
     says="the engine logged or counted something more often in the candidate than in the baseline",
-    needs="engine logs, Prometheus scrapes",
+    needs="engine logs, Prometheus scrapes, Python's warnings, our own events",
 )
 def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """What the engine logged or counted in the candidate's arm and not as often in the baseline's, beside what
@@ -75,10 +78,11 @@ def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> li
     totals: dict[tuple[str, str], Counter[str]] = {}
     first: dict[str, RuntimeEvent] = {}
     for o in observations:
-        if isinstance(o, RuntimeEvent) and o.source in ("engine_log", "metrics") and o.stage == criteria.stage:
-            totals.setdefault((o.probe, o.name), Counter())[o.arm] += o.count  # type: ignore[assignment]
+        if isinstance(o, RuntimeEvent) and o.source in SAID and o.stage == criteria.stage:
+            name = f"{o.name} at {o.message.partition(': ')[0]}" if o.source == "warnings" else o.name
+            totals.setdefault((o.probe, name), Counter())[o.arm] += o.count  # type: ignore[assignment]
             if o.level != "note":
-                first.setdefault(o.name, o)
+                first.setdefault(name, o)
     compared = any(by_arm["baseline"] for by_arm in totals.values())
     signals = []
     for (probe, name), by_arm in totals.items():
@@ -92,8 +96,15 @@ def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> li
                 level=event.level,
                 finding="observed",
                 message=f"{probe}: {name} {by_arm['candidate']:g}x{against}: {event.message}"[:400],
-                locations=(*criteria.changed, ProcessLocation(arm="candidate", role="server")),
+                locations=(*_raised(event), *criteria.changed, ProcessLocation(arm="candidate", role="server")),
                 evidence=evidence([event]),
             )
         )
     return signals
+
+
+def _raised(event: RuntimeEvent) -> tuple[CodeLocation, ...]:
+    """Where in the source a warning was raised."""
+    file, colon, line = event.message.partition(": ")[0].rpartition(":")
+    is_place = event.source == "warnings" and colon and line.isdecimal() and len(line) < 8
+    return (CodeLocation(file=file, line=int(line)),) if is_place else ()

@@ -266,6 +266,7 @@ def config_event(observations: Sequence[Observation], criteria: Criteria) -> lis
         said = f"{events[0].message}" + (f" (and {n - 1} more)" if n > 1 else "")
         return Trouble(
             said=f"what is set is not what runs: {said}"[:300], level="warning", events=events,
+            measured=(Quantity(name="settings_not_taken", value=sum(e.count for e in events)),),
             amount=math.inf if about and arm.name == "candidate" else sum(e.message not in known for e in events),
             places=(changed[about],) if about else (),
             next=("take the engine's own value as the setting, or drop the setting: as it stands, a comparison "

@@ -87,3 +87,54 @@ def test_malformed_file_is_located(tmp_path: Path, text: str) -> None:
 def test_scrape_in_another_format_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(Unreadable, match="after is not in the Prometheus text format"):
         read(scrapes(tmp_path, "", text), "events", "screen", "candidate")
+
+
+# Plain text, vLLM, SGLang.
+
+METRICS = DATA.parent / "metrics"
+
+
+def test_plain_scrape_of_vllm_gives_totals_histograms_and_places() -> None:
+    path = METRICS / "vllm_starved.prom"
+    found = by_name(read(path, "events", "screen", "candidate"))
+    assert (found["preemptions"].count, found["preemptions"].level) == (17, "warning")
+    assert found["finished_requests"].count == 16
+    assert found["looked_up_tokens"].count == 1792
+    assert found["cached_prompt_tokens"].count == 1440
+    assert found["ttft_s_mean"].count == pytest.approx(0.192, abs=0.001)
+    assert found["ttft_s_p99"].count == 0.75
+    assert found["setting_block_size"].message == "block_size = 32"
+    place = found["preemptions"].place
+    assert place is not None
+    assert place.query == "vllm:num_preemptions_total"
+    text = path.read_text(encoding="utf-8").splitlines()[(place.line or 0) - 1]
+    assert text.startswith("vllm:num_preemptions_total{")
+
+
+def test_histogram_between_two_scrapes_leaves_out_what_was_before() -> None:
+    def text(n: int, late: int, total: float) -> str:
+        name = "vllm:request_queue_time_seconds"
+        return (
+            f"# TYPE {name} histogram\n"
+            f'{name}_bucket{{le="0.1"}} {n}\n{name}_bucket{{le="1.0"}} {n + late}\n'
+            f'{name}_bucket{{le="+Inf"}} {n + late}\n'
+            f"{name}_count {n + late}\n{name}_sum {total}\n"
+        )
+
+    found = by_name(events(scrape(text(100, 0, 1.0)), scrape(text(100, 10, 6.0)), "p", "screen", "candidate"))
+    assert found["queue_time_s_mean"].count == pytest.approx(0.5)
+    assert found["queue_time_s_p99"].count == 1.0
+
+
+def test_sglang_and_old_names_have_the_same_meaning() -> None:
+    text = (
+        "# TYPE sglang:num_retracted_requests_total counter\nsglang:num_retracted_requests_total 4\n"
+        "# TYPE sglang:num_retracted_input_tokens_total counter\nsglang:num_retracted_input_tokens_total 900\n"
+        "# TYPE sglang:token_usage gauge\nsglang:token_usage 0.97\n"
+    )
+    found = by_name(events(Scrape({}), scrape(text), "p", "screen", "candidate"))
+    assert found["preemptions"].count == 4
+    assert found["retracted_input_tokens"].count == 900
+    assert found["kv_cache_usage"].count == 0.97
+    old = scrape("# TYPE vllm:gpu_prefix_cache_queries_total counter\nvllm:gpu_prefix_cache_queries_total 7\n")
+    assert by_name(events(Scrape({}), old, "p", "screen", "candidate"))["looked_up_tokens"].count == 7

@@ -1,0 +1,424 @@
+"""Rules on runtime events: each with a file that fires and one that must not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedback.criteria import Criteria
+from feedback.observations import Observation, RuntimeEvent, Source
+from feedback.readers import formats
+from feedback.rules import Rule
+from feedback.rules.derive import RULES, derive
+from feedback.rules.stability_engine import (
+    capture_grid,
+    config_event,
+    context,
+    memory,
+    preemption,
+    recompilation,
+)
+from feedback.rules.stability_host import gc_stall, page_faults, throttling
+from feedback.rules.stability_load import cache_hits, queue_growth
+from feedback.signals import CodeLocation, KernelLocation, ParamLocation, ProcessLocation, Signal
+from feedback.stats import trend
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+PLAIN = Criteria(changed=())
+KNOB = Criteria(changed=(ParamLocation(name="server.cache_reuse", value=256, was=0),))
+
+
+def load(arm: str, *files: str) -> list[Observation]:
+    found: list[Observation] = []
+    for file in files:
+        path = DATA / file
+        found += formats.detect(path).read(path, "server", "screen", arm)  # type: ignore[arg-type]
+    return found
+
+
+def event(name: str, source: str = "engine_log", **fields: Any) -> RuntimeEvent:
+    return RuntimeEvent.model_validate({"probe": "server", "source": source, "name": name} | fields)
+
+
+def only(found: Sequence[Signal]) -> Signal:
+    assert len(found) == 1
+    return found[0]
+
+
+def text_of(tmp_path: Path, file: str, change: Callable[[str], str], arm: str = "candidate") -> list[Observation]:
+    path = tmp_path / Path(file).name
+    path.write_text(change((DATA / file).read_text(encoding="utf-8")), encoding="utf-8")
+    return list(formats.detect(path).read(path, "server", "screen", arm))  # type: ignore[arg-type]
+
+
+# What fires on which recorded or made file, alone, and what must not.
+
+FIRES: list[tuple[Rule, str, str, str]] = [
+    (preemption, "metrics/vllm_starved.prom", "warning", "17 preemptions over 16 requests"),
+    (preemption, "engine_logs/sglang_ceiling_32.log", "warning", "9 preemptions"),
+    (context, "engine_logs/llamacpp_starved.log", "error", "context_exceeded 12x; kv_cache_full 78x"),
+    (memory, "llamacpp/refused_memory.log", "error", "insufficient memory"),
+    (memory, "cgroup/throttled_v1.txt", "error", "1 OOM kills by the kernel"),
+    (memory, "cgroup/memory.events", "warning", "hit 412 times"),
+    (recompilation, "engine_logs/vllm_recompiles.log", "warning", "2 compilations after the first request"),
+    (recompilation, "jit/torch_recompiles.txt", "warning", "8 compilations until the limit"),
+    (capture_grid, "engine_logs/vllm_grid_100.log", "warning", "batches of 97..100 have no full graph"),
+    (capture_grid, "engine_logs/sglang_ceiling_32.log", "warning", "18 of 24 sampled steps"),
+    (config_event, "engine_logs/vllm_recompiles.log", "warning", "Truncating max_cudagraph_capture_size to 4"),
+    (queue_growth, "engine_logs/vllm_overload.log", "warning", "from 12 to 79.5 waiting requests over 110 s"),
+    (gc_stall, "gc/heavy.jsonl", "warning", "at worst 0.62 s"),
+    (throttling, "cgroup/throttled_v1.txt", "warning", "throttled in 100% of 74 periods"),
+]
+
+SILENT: list[tuple[Rule, str]] = [
+    (preemption, "metrics/vllm_healthy.prom"),
+    (preemption, "engine_logs/sglang_ceiling_128.log"),
+    (context, "engine_logs/llamacpp_healthy.log"),
+    (memory, "engine_logs/llamacpp_healthy.log"),
+    (memory, "cgroup/throttled_v2.txt"),
+    (recompilation, "engine_logs/vllm_grid_100.log"),  # it compiles, before the first request
+    (recompilation, "jit/triton_autotuning.txt"),
+    (capture_grid, "engine_logs/vllm_grid_100_captured.log"),
+    (capture_grid, "engine_logs/sglang_ceiling_128.log"),
+    (capture_grid, "engine_logs/vllm_healthy.log"),  # eager: there are no graphs
+    (config_event, "engine_logs/llamacpp_healthy.log"),
+    (config_event, "engine_logs/vllm_grid_100.log"),
+    (queue_growth, "engine_logs/vllm_grid_100.log"),
+    (queue_growth, "engine_logs/sglang_ceiling_32.log"),
+    (queue_growth, "engine_logs/vllm_starved.log"),  # too few samples
+    (cache_hits, "metrics/vllm_healthy.prom"),
+    (cache_hits, "metrics/llamacpp_healthy.prom"),  # too few tokens
+    (gc_stall, "gc/light.jsonl"),
+    (gc_stall, "gc/debug_stats.txt"),
+    (throttling, "cgroup/throttled_v2.txt"),
+    (throttling, "cgroup/cpu.stat"),
+    (page_faults, "cgroup/throttled_v1.txt"),
+]
+
+
+@pytest.mark.parametrize(("rule", "file", "level", "words"), FIRES)
+def test_rule_fires_on_one_arm(rule: Rule, file: str, level: str, words: str) -> None:
+    signal = only(rule(load("candidate", file), PLAIN))
+    assert signal.rule_id in rule.ids
+    assert words in signal.message
+    assert (signal.level, signal.finding) == (level, "observed")
+    assert signal.evidence
+    assert signal.evidence[0].artefact == Path(file).name
+    assert signal.evidence[0].line
+    assert signal.measured
+    assert signal.next
+
+
+@pytest.mark.parametrize(("rule", "file"), SILENT)
+def test_rule_is_silent(rule: Rule, file: str) -> None:
+    assert rule(load("candidate", file), PLAIN) == []
+
+
+@pytest.mark.parametrize(("rule", "file", "level", "words"), FIRES)
+def test_same_trouble_in_both_arms_is_not_the_changes(rule: Rule, file: str, level: str, words: str) -> None:
+    signal = only(rule([*load("baseline", file), *load("candidate", file)], PLAIN))
+    assert signal.level == "note"
+    assert "both arms" in signal.message
+    assert {p.arm for p in signal.locations if isinstance(p, ProcessLocation)} == {"candidate", "baseline"}
+
+
+@pytest.mark.parametrize(("rule", "file", "level", "words"), FIRES)
+def test_trouble_of_another_stage_is_not_told(rule: Rule, file: str, level: str, words: str) -> None:
+    assert rule(load("candidate", file), Criteria(changed=(), stage="confirm")) == []
+
+
+def test_trouble_in_the_candidate_only_is_the_changes() -> None:
+    both = [*load("baseline", "metrics/vllm_healthy.prom"), *load("candidate", "metrics/vllm_starved.prom")]
+    signal = only(preemption(both, KNOB))
+    assert signal.message.endswith("; not in the baseline")
+    assert KNOB.changed[0] in signal.locations
+
+
+def test_trouble_that_is_gone_is_a_note() -> None:
+    both = [*load("baseline", "metrics/vllm_starved.prom"), *load("candidate", "metrics/vllm_healthy.prom")]
+    signal = only(preemption(both, PLAIN))
+    assert signal.level == "note"
+    assert signal.message.startswith("no longer in the candidate: 17 preemptions")
+
+
+# Preemption.
+
+
+def test_rare_preemptions_are_a_note_and_recomputed_tokens_are_counted() -> None:
+    events = [
+        event("preemptions", "metrics", level="warning", count=3),
+        event("finished_requests", "metrics", count=1000),
+        event("retracted_input_tokens", "metrics", count=800),
+        event("retracted_output_tokens", "metrics", count=200),
+    ]
+    signal = only(preemption(events, PLAIN))
+    assert signal.level == "note"
+    assert "1000 tokens computed again" in signal.message
+
+
+def test_preemptions_that_log_and_metrics_tell_are_counted_once() -> None:
+    events = [event("preemptions", "metrics", count=3), event("preemptions", "engine_log", count=3)]
+    assert only(preemption(events, PLAIN)).measured[0].value == 3
+
+
+def test_cause_is_strong_only_when_the_cache_was_full() -> None:
+    full = only(preemption(load("candidate", "engine_logs/vllm_starved.log", "metrics/vllm_starved.prom"), PLAIN))
+    assert full.causes[0].support == "strong"
+    assert ParamLocation(name="max_num_seqs", value="12") in full.locations
+    assert only(preemption([event("preemptions", "metrics")], PLAIN)).causes[0].support == "moderate"
+
+
+# Recompilation, graphs.
+
+
+def test_recompiled_function_is_located() -> None:
+    signal = only(recompilation(load("candidate", "jit/torch_recompiles.txt"), PLAIN))
+    assert CodeLocation(file="/work/recompile.py", line=3, symbol="decode_step") in signal.locations
+    assert "size mismatch at index 0. expected 1, actual 2" in signal.message
+    served = only(recompilation(load("candidate", "engine_logs/vllm_recompiles.log"), PLAIN))
+    assert KernelLocation(name="_topk_kernel") in served.locations
+
+
+def test_few_recompilations_in_a_log_without_requests_are_a_note(tmp_path: Path) -> None:
+    head = text_of(tmp_path, "jit/torch_recompiles.txt", lambda text: "\n".join(text.splitlines()[:7]) + "\n")
+    signal = only(recompilation(head, PLAIN))
+    assert signal.level == "note"
+    assert "warm-up" in signal.caveats[0]
+
+
+def test_knobs_of_the_capture_grid_are_named_with_the_next_step() -> None:
+    signal = only(capture_grid(load("candidate", "engine_logs/vllm_grid_100.log"), PLAIN))
+    assert [p.name for p in signal.locations if isinstance(p, ParamLocation)] == [
+        "max_num_seqs", "cudagraph_capture_sizes",
+    ]  # fmt: skip
+    assert "add 100 to cudagraph_capture_sizes, or set max_num_seqs to 96" in signal.next[0]
+    low = only(capture_grid(load("candidate", "engine_logs/sglang_ceiling_32.log"), PLAIN))
+    assert "sizes up to 69" in low.next[0]
+
+
+def test_batches_that_never_ran_are_a_note(tmp_path: Path) -> None:
+    def idle(text: str) -> str:
+        return "\n".join(line for line in text.splitlines() if "Running: 9" not in line and "Running: 100" not in line)
+
+    signal = only(capture_grid(text_of(tmp_path, "engine_logs/vllm_grid_100.log", idle), PLAIN))
+    assert signal.level == "note"
+    assert "never had more than 77 requests" in signal.message
+
+
+def test_capture_grid_from_the_configuration_alone_warns(tmp_path: Path) -> None:
+    start = text_of(tmp_path, "engine_logs/vllm_grid_100.log", lambda text: "\n".join(text.splitlines()[:7]))
+    assert only(capture_grid(start, PLAIN)).level == "warning"
+
+
+def test_piecewise_graphs_pad_up_to_any_captured_size(tmp_path: Path) -> None:
+    def piecewise(text: str) -> str:
+        return text.replace("FULL_AND_PIECEWISE", "PIECEWISE")
+
+    assert capture_grid(text_of(tmp_path, "engine_logs/vllm_grid_100.log", piecewise), PLAIN) == []
+
+
+# Settings.
+
+
+def refused(arm: str, message: str = "the engine said: cache_reuse is not supported by this context") -> RuntimeEvent:
+    place = Source(file="server.log", line=9)
+    return event("cache_reuse_refused", level="warning", message=message, arm=arm, place=place)
+
+
+def test_changed_knob_that_the_engine_ignored_comes_first() -> None:
+    other = event("setting_disabled", level="warning", message="the engine switched a feature off: x", arm="candidate")
+    both = [event("slots", arm="baseline"), other, refused("candidate")]
+    signal = only(config_event(both, KNOB))
+    assert signal.locations[0] == KNOB.changed[0]
+    assert "cache_reuse is not supported" in signal.message
+    assert "(and 1 more)" in signal.message
+
+
+def test_settings_ignored_in_both_arms_alike_are_a_note_unless_the_change_is_about_them() -> None:
+    both = [refused("baseline"), refused("candidate")]
+    assert only(config_event(both, PLAIN)).level == "note"
+    assert only(config_event(both, KNOB)).level == "warning"
+
+
+# Prefix cache.
+
+
+def prompts(hits: float, lookups: float = 10_000, arm: str = "candidate") -> list[RuntimeEvent]:
+    return [
+        event("cached_prompt_tokens", "metrics", count=hits, arm=arm),
+        event("looked_up_tokens", "metrics", count=lookups, arm=arm),
+    ]
+
+
+def block(size: int, shared: float | None = None) -> list[RuntimeEvent]:
+    known = [event("setting_block_size", message=f"block_size = {size}")]
+    return known if shared is None else [*known, event("shared_prefix_tokens", "events", count=shared)]
+
+
+def test_hits_that_fell_against_the_baseline_are_lost() -> None:
+    signal = only(cache_hits([*prompts(5000, arm="baseline"), *prompts(1000)], KNOB))
+    assert (signal.level, signal.message) == (
+        "warning", "prefix cache hits fell from 50.0% to 10.0% of the looked up tokens",
+    )  # fmt: skip
+    assert KNOB.changed[0] in signal.locations
+
+
+@pytest.mark.parametrize("after", [5000, 4200, 9000])
+def test_hits_that_scatter_or_rise_say_nothing(after: float) -> None:
+    assert cache_hits([*prompts(5000, arm="baseline"), *prompts(after)], PLAIN) == []
+
+
+def test_no_hits_with_a_prefix_shorter_than_a_block_is_the_workload() -> None:
+    # vllm-project/vllm #54607: 240 shared tokens, a block of 784.
+    signal = only(cache_hits([*prompts(0), *block(784, shared=240)], PLAIN))
+    assert (signal.level, signal.finding) == ("note", "holds")
+    assert signal.message.startswith("the workload, not a bug: ")
+    assert "(240 tokens) is shorter than one block (784)" in signal.message
+
+
+def test_no_hits_with_a_long_shared_prefix_is_a_defect() -> None:
+    # vllm-project/vllm #44082: what is stored and what is looked up never meet.
+    signal = only(cache_hits([*prompts(0), *block(16, shared=240)], PLAIN))
+    assert (signal.level, signal.finding) == ("warning", "observed")
+    assert "240 tokens are shared" in signal.message
+
+
+def test_no_hits_without_knowing_the_workload_is_inconclusive(tmp_path: Path) -> None:
+    def none(text: str) -> str:
+        return text.replace('vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 1440.0',
+                            'vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 0.0')  # fmt: skip
+
+    signal = only(cache_hits(text_of(tmp_path, "metrics/vllm_starved.prom", none), PLAIN))
+    assert (signal.level, signal.finding) == ("note", "inconclusive")
+    assert "in 1792 looked up tokens" in signal.message
+    assert ParamLocation(name="block_size", value="32") in signal.locations
+
+
+def test_no_hits_with_the_cache_switched_off_is_what_was_asked_for() -> None:
+    off = event("setting_prefix_caching", "metrics", message="enable_prefix_caching = False")
+    assert only(cache_hits([*prompts(0), off], PLAIN)).finding == "holds"
+
+
+def test_hit_rate_of_a_log_is_enough() -> None:
+    rates = [event("prefix_cache_hit_rate", count=rate, arm=arm) for arm, rate in (("baseline", 0.5), ("candidate", 0))]
+    assert only(cache_hits(rates, PLAIN)).level == "warning"
+
+
+# Warnings.
+
+
+def test_warning_that_only_the_candidate_raises_is_told_with_its_place(tmp_path: Path) -> None:
+    def without(text: str) -> str:
+        return text.replace("/work/warn_demo.py:10: RuntimeWarning", "/work/warn_demo.py:10: note")
+
+    before = text_of(tmp_path, "warnings/warnings.txt", without, "baseline")
+    signal = only(derive([*before, *load("candidate", "warnings/warnings.txt")], PLAIN))
+    assert signal.locations[0] == CodeLocation(file="/work/warn_demo.py", line=10)
+    assert "falling back to eager mode" in signal.message
+    assert signal.evidence[0].line == 11
+
+
+# Queues.
+
+
+def test_queue_that_grows_in_both_arms_is_the_workload() -> None:
+    both = [*load("baseline", "engine_logs/vllm_overload.log"), *load("candidate", "engine_logs/vllm_overload.log")]
+    signal = only(queue_growth(both, PLAIN))
+    assert signal.finding == "holds"
+    assert signal.message.startswith("the workload, not a bug: the queue grew")
+
+
+def test_queue_that_grows_in_the_candidate_only_is_the_changes() -> None:
+    files = ("engine_logs/vllm_grid_100.log", "engine_logs/vllm_overload.log")
+    signal = only(queue_growth([*load("baseline", files[0]), *load("candidate", files[1])], PLAIN))
+    assert signal.level == "warning"
+    assert signal.message.endswith("not in the baseline")
+    assert [c.support for c in signal.causes] == ["strong", "strong", "moderate"]
+
+
+def waiting(values: Sequence[float]) -> list[RuntimeEvent]:
+    place = Source(file="server.log", line=1)
+    return [event("waiting_requests", count=v, at_s=10.0 * i, place=place) for i, v in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [40, 36, 33, 28, 20, 15, 9, 4, 0, 0],  # a burst that is worked off
+        [0, 1, 0, 2, 1, 3, 2, 3, 2, 3],  # a few
+        [20, 25, 18, 22, 27, 19, 23, 26, 21, 24],  # a steady one
+        [0, 0, 0, 30, 28, 25, 20, 10, 4, 0],  # a wave
+        [0, 50, 90],  # too few samples
+        [math.nan] * 12,
+    ],
+)
+def test_queue_that_does_not_grow_over_the_run_says_nothing(values: list[float]) -> None:
+    assert queue_growth(waiting(values), PLAIN) == []
+
+
+def test_trend_is_that_of_mann_and_kendall() -> None:
+    assert trend(range(10)) == pytest.approx(45 / math.sqrt(10 * 9 * 25 / 18))
+    assert trend(list(reversed(range(10)))) == pytest.approx(-trend(range(10)))
+    assert trend([5] * 10) == trend([1, 2, 3]) == 0
+
+
+# Host.
+
+
+def test_pauses_that_an_engine_logs_itself_are_stalls() -> None:
+    line = "(EngineCore pid=2) INFO 11-30 10:00:00 [gc_utils.py:78] GC took 412.500ms to complete. Collected 3 objects"
+    pauses = [event("gc_pause_s", count=0.4125, message=line, place=Source(file="v.log", line=3))]
+    assert "at worst 0.41 s" in only(gc_stall(pauses, PLAIN)).message
+
+
+def test_pressure_and_faults_against_the_baseline() -> None:
+    def group(arm: str, major: float, minor: float = 0) -> list[RuntimeEvent]:
+        return [event("major_page_faults", "cgroup", count=major, arm=arm),
+                event("page_faults", "cgroup", count=minor, arm=arm)]  # fmt: skip
+
+    signal = only(page_faults([*group("baseline", 800), *group("candidate", 9000)], PLAIN))
+    assert (signal.level, signal.message) == ("warning", "9000 page faults from disk, 800 in the baseline")
+    assert page_faults([*group("baseline", 800), *group("candidate", 1500)], PLAIN) == []
+    minor = only(page_faults([*group("baseline", 0, 1e5), *group("candidate", 0, 9e5)], PLAIN))
+    assert minor.level == "note"
+    stalled = [*group("candidate", 9000), event("memory_pressure_share", "cgroup", count=0.3)]
+    assert "30% of the time" in only(page_faults(stalled, PLAIN)).message
+    assert page_faults(group("candidate", 9000), PLAIN) == []
+
+
+# All of them.
+
+
+def test_two_llamacpp_logs_give_one_signal_that_says_it_all() -> None:
+    files = ("engine_logs/llamacpp_healthy.log", "engine_logs/llamacpp_starved.log")
+    signal = only(derive([*load("baseline", files[0]), *load("candidate", files[1])], PLAIN))
+    assert signal.rule_id == "stability.context"
+    assert "n_ctx_slot 256" in signal.message
+
+
+def test_two_healthy_runs_give_nothing() -> None:
+    for file in ("engine_logs/llamacpp_healthy.log", "engine_logs/vllm_healthy.log", "metrics/vllm_healthy.prom"):
+        assert derive([*load("baseline", file), *load("candidate", file)], PLAIN) == []
+
+
+def test_stability_rules_never_raise_on_odd_data() -> None:
+    names = ["preemptions", "finished_requests", "kv_cache_usage", "oom_kills", "memory_limit_hits", "recompilation",
+             "recompile_limit", "recompile_reason", "setting_max_running", "setting_capture_sizes", "graph_used",
+             "setting_graph_mode", "running_requests", "waiting_requests", "setting_ignored", "cached_prompt_tokens",
+             "prompt_tokens", "prefix_cache_hit_rate", "shared_prefix_tokens", "setting_block_size", "gc_pause",
+             "gc_window", "gc_generation_2", "cpu_periods", "cpu_throttled_periods", "major_page_faults",
+             "memory_pressure_share", "context_exceeded", "kv_cache_full"]  # fmt: skip
+    sources = ["engine_log", "metrics", "gc", "cgroup", "jit", "events"]
+    for count in (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e308):
+        for message in ("", " = ", "x = 9" * 300, "knob = " + "9" * 400, "\x00\n"):
+            odd = [
+                event(name, source, count=count, message=message, arm=arm, duration_s=count, at_s=count)
+                for name in names for source in sources for arm in ("baseline", "candidate")
+            ] * 2  # fmt: skip
+            for signal in derive(odd, PLAIN):
+                assert signal.rule_id in {name for rule in RULES for name in rule.ids}
+            derive(odd[: len(names)], PLAIN)
