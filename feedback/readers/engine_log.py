@@ -85,8 +85,11 @@ class _Tally:
             self.start_s = said.at_s if self.start_s is None else self.start_s
             said = said._replace(at_s=said.at_s - self.start_s)
         self._phase(said.text)
+        if self.known.skip.match(said.text):
+            return
         if self.known.trigger.search(said.text):
             self._stat(line, said)
+            return
         for pattern, row in self.known.settings:
             if found := pattern.search(said.text):
                 self.settings[row.name] = (f"{row.knob} = {found[1]}"[:2000], line)

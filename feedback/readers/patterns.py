@@ -2,7 +2,7 @@
 
 A table (TOML beside the reader that uses it) holds `[[event]]` (a line that stands for an event), `[[stat]]` (a
 periodic line with numbers: gauges become samples over time, sums become totals), `[[setting]]` (a launch parameter
-that the program says it runs with), `[[ignore]]`, and `[[engine]]`: how a program's lines begin, by what it is
+that the program says it runs with), `[[ignore]]`, `[[skip]]`, and `[[engine]]`: how a program's lines begin, by what it is
 recognised, when it is ready and when it serves. Patterns are Python's regular expressions and are searched in a
 line without its prefix, colours and control characters; the first event that fits takes the line. A pattern bounds
 what it leaves open (`.{0,300}`, not `.*`): a hostile line must not cost the square of its length.
@@ -94,6 +94,12 @@ class Ignored(_Row):
     pattern: str
 
 
+class Skipped(_Row):
+    """A line that is frequent and stands for nothing: it is known by its beginning, before all else is tried."""
+
+    pattern: str
+
+
 class Table(_Row):
     """A whole table as it stands in the file."""
 
@@ -101,6 +107,7 @@ class Table(_Row):
     stat: tuple[Stat, ...] = ()
     setting: tuple[Setting, ...] = ()
     ignore: tuple[Ignored, ...] = ()
+    skip: tuple[Skipped, ...] = ()
     engine: tuple[Engine, ...] = ()
 
 
@@ -117,6 +124,7 @@ class Patterns:
         """Fits whatever one of the events fits: most lines are none."""
         self.events = [(re.compile(row.pattern), row) for row in events]
         self.ignored = _either([row.pattern for row in table.ignore])
+        self.skip = _either([row.pattern for row in table.skip])
         self.trigger = _either([row.trigger for row in stats])
         self.stats = [(re.compile(row.trigger), row) for row in stats]
         self.settings = [(re.compile(row.pattern), row) for row in table.setting if mine(row)]
@@ -189,11 +197,13 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines without colours and control characters. Raises OSError."""
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file), 1):
-            yield number, " ".join(clean(line).split())
+            yield number, " ".join(clean(line.rstrip("\r\n")).split())
 
 
 def clean(text: str) -> str:
     """Text without terminal escapes, and with a blank for each character that can't be printed."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else " " for c in _ESCAPES.sub("", text))
 
 
