@@ -182,6 +182,14 @@ def test_compilation_before_the_first_request_is_warm_up() -> None:
     assert "recompilation" not in events(LOGS / "vllm_grid_100.log")
 
 
+def test_recorded_compilation_of_a_minute_is_warm_up() -> None:
+    found = events(LOGS / "vllm_compiled.log")
+    assert found["recompilation_warmup"].count == 1
+    assert found["step_slow_warmup"].level == "note"
+    assert "step_slow" not in found
+    assert {e.name for e in found.values() if e.level != "note"} == {"engine_warning"}
+
+
 def test_requests_of_the_engines_own_warm_up_are_not_serving(tmp_path: Path) -> None:
     path = tmp_path / "sglang.log"
     stamp = "[2026-11-30 10:00:00 TP0]"

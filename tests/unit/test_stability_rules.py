@@ -81,12 +81,14 @@ SILENT: list[tuple[Rule, str]] = [
     (memory, "engine_logs/llamacpp_healthy.log"),
     (memory, "cgroup/throttled_v2.txt"),
     (recompilation, "engine_logs/vllm_grid_100.log"),  # it compiles, before the first request
+    (recompilation, "engine_logs/vllm_compiled.log"),
     (recompilation, "jit/triton_autotuning.txt"),
     (capture_grid, "engine_logs/vllm_grid_100_captured.log"),
     (capture_grid, "engine_logs/sglang_ceiling_128.log"),
     (capture_grid, "engine_logs/vllm_healthy.log"),  # eager: there are no graphs
     (config_event, "engine_logs/llamacpp_healthy.log"),
     (config_event, "engine_logs/vllm_grid_100.log"),
+    (config_event, "engine_logs/vllm_compiled.log"),
     (queue_growth, "engine_logs/vllm_grid_100.log"),
     (queue_growth, "engine_logs/sglang_ceiling_32.log"),
     (queue_growth, "engine_logs/vllm_starved.log"),  # too few samples
