@@ -2,8 +2,8 @@
 
 A table (TOML beside the reader that uses it) holds `[[event]]` (a line that stands for an event), `[[stat]]` (a
 periodic line with numbers: gauges become samples over time, sums become totals), `[[setting]]` (a launch parameter
-that the program says it runs with), `[[ignore]]`, `[[skip]]`, and `[[engine]]`: how a program's lines begin, by what it is
-recognised, when it is ready and when it serves. Patterns are Python's regular expressions and are searched in a
+that the program says it runs with), `[[ignore]]`, `[[skip]]`, and `[[engine]]`: how a program's lines begin, by what
+it is recognised, when it is ready and when it serves. Patterns are Python's regular expressions and are searched in a
 line without its prefix, colours and control characters; the first event that fits takes the line. A pattern bounds
 what it leaves open (`.{0,300}`, not `.*`): a hostile line must not cost the square of its length.
 
