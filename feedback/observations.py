@@ -47,6 +47,8 @@ class Measurement(Record):
     """What was measured: the benchmark's name under `benchmark`, its shapes and parameters, `function`."""
     warmup: bool = False
     """Whether the tool itself calls it a warm-up."""
+    code: str = ""
+    """Where the measured code stands, as `file:line` or a file, if the tool says so."""
     source: Source | None = None
 
 
