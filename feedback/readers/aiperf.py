@@ -82,7 +82,7 @@ def _summaries(path: Path, runs: Runs) -> None:
     metrics: dict[str, float] = {}
     for name in (*THROUGHPUTS, *LATENCIES):
         if isinstance(said.get(name), dict):
-            metrics |= _metrics(name, str(said[name].get("unit")), said[name])
+            metrics |= _metrics(name, shown(said[name].get("unit")), said[name])
     phases = (export.input_config or {}).get("phases")
     main = [p for p in phases if isinstance(p, dict) and p.get("kind") != "warmup"] if isinstance(phases, list) else []
     case: dict[str, Scalar] = scalars(main[0], skip=("name", "kind")) if main else {}
@@ -157,21 +157,26 @@ def _records(path: Path, runs: Runs) -> None:
 
 
 def _seconds(metric: Any) -> float | None:
-    if not isinstance(metric, dict) or metric.get("unit") not in SECONDS or not _is_number(metric.get("value")):
-        return None
-    return float(metric["value"]) * SECONDS[metric["unit"]]
+    factor = _factor(metric)
+    return metric["value"] * factor if factor is not None and _is_number(metric.get("value")) else None
 
 
 def _gaps_s(metric: Any) -> list[float]:
-    if not isinstance(metric, dict) or metric.get("unit") not in SECONDS or not isinstance(metric.get("value"), list):
+    factor = _factor(metric)
+    if factor is None or not isinstance(metric.get("value"), list):
         return []
-    return [float(value) * SECONDS[metric["unit"]] for value in metric["value"] if _is_number(value)]
+    return [value * factor for value in metric["value"] if _is_number(value)]
+
+
+def _factor(metric: Any) -> float | None:
+    """From the metric's unit to seconds; None if it is no metric of time."""
+    return SECONDS.get(shown(metric.get("unit"))) if isinstance(metric, dict) else None
 
 
 def _why(error: Any) -> str:
     if not isinstance(error, dict):
         return shown(error or "")
-    return shown(" ".join(str(error[key]) for key in ("code", "type", "message") if error.get(key)))
+    return shown(" ".join(shown(error[key]) for key in ("code", "type", "message") if error.get(key)))
 
 
 def _number(cell: str) -> float | None:

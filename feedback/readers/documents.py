@@ -101,8 +101,9 @@ def valid(model: type[Part], value: Any, path: Path, line: int = 0) -> Part:
 
 
 def shown(value: object, limit: int = MAX_TEXT) -> str:
-    """Foreign text on one line, printable and cut."""
-    return " ".join(clean(str(value)[: 8 * limit]).split())[:limit]
+    """Foreign text or a number on one line, printable and cut; nothing for anything else."""
+    said = value if isinstance(value, str) else str(value) if isinstance(value, int | float) else ""
+    return " ".join(clean(said[: 8 * limit]).split())[:limit]
 
 
 def scalars(values: Mapping[Any, Any], skip: Sequence[str] = ()) -> dict[str, Scalar]:

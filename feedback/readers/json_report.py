@@ -4,12 +4,13 @@ under pytest 9.2. https://github.com/numirias/pytest-json-report#format
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 from feedback.observations import Source, TestOutcome
 from feedback.readers.documents import Count, Fields, Positive, document, has, shown
-from feedback.readers.reportlog import reason
+from feedback.readers.reportlog import reason, relative
 from sandboxes.results import ArmName
 
 Outcome = Literal["passed", "failed", "error", "skipped"]
@@ -54,12 +55,13 @@ def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[TestOutcome]:
         message, file, line = _why(phases)
         if outcome == "passed":
             message = "passed when run again" if test.outcome == "rerun" else ""
+        own = shown(test.nodeid.partition("::")[0])
         if not (file and outcome in ("failed", "error")):
-            file, line = shown(test.nodeid.partition("::")[0]), None if test.lineno is None else test.lineno + 1
+            file, line = own, None if test.lineno is None else test.lineno + 1
         found.append(
             TestOutcome(
                 probe=probe, name=shown(test.nodeid, 400), outcome=outcome, message=message, arm=arm, stage=stage,
-                file=file, line=line, duration_s=sum(phase.duration for phase in phases),
+                file=relative(file, own), line=line, duration_s=sum(phase.duration for phase in phases),
                 attempt=1 if test.outcome == "rerun" else 0, source=Source(file=path.name, query=f"/tests/{i}"),
             )
         )  # fmt: skip
@@ -74,4 +76,5 @@ def _why(phases: list[_Phase]) -> tuple[str, str, int | None]:
     if phase.crash is not None:
         return reason({"reprcrash": phase.crash})
     said = shown(phase.longrepr or "")
-    return said, "", None
+    skipped = re.fullmatch(r"\('.*', \d+, ['\"]Skipped: (.*)['\"]\)", said)  # a tuple, written as Python does
+    return skipped[1] if skipped else said, "", None

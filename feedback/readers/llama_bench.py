@@ -42,7 +42,7 @@ def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[Measurement]:
     """`time_s` of each repetition of each test. Raises Unreadable with line or place, OSError when it can't be
     read. Tokens per second are (n_prompt + n_gen) / time_s."""
     entries = [(source, valid(_Test, entry, path, source.line or 0), entry) for source, entry in _entries(path)]
-    compared = [name for name in HOW if len({repr(entry.get(name)) for _, _, entry in entries}) > 1]
+    compared = [name for name in HOW if len({shown(entry.get(name)) for _, _, entry in entries}) > 1]
     found: list[Measurement] = []
     for source, test, entry in entries:
         parts = [f"pp{test.n_prompt}"] * bool(test.n_prompt) + [f"tg{test.n_gen}"] * bool(test.n_gen)

@@ -23,8 +23,11 @@ COLUMNS = ("tensor", "measure", "value", "tolerance", "reference", "arm")
 
 def _error(value: Any) -> Any:
     """An error that is not a number is infinitely large: an output with a NaN in it is wrong, not unreadable."""
-    number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
-    if number is None or number < 0:
+    try:
+        number = -1.0 if isinstance(value, bool) else float(value)
+    except (TypeError, OverflowError) as error:
+        raise ValueError("not a number") from error
+    if number < 0:
         raise ValueError("an error is a number not below zero")
     return math.inf if math.isnan(number) else number
 

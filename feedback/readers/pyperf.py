@@ -48,9 +48,9 @@ def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[Measurement |
     found: list[Measurement | RuntimeEvent] = []
     for i, benchmark in enumerate(suite.benchmarks):
         metadata = {**suite.metadata, **benchmark.metadata}
-        metric = METRICS.get(str(metadata.get("unit", "second")))
+        metric = METRICS.get(shown(metadata.get("unit", "second")))
         if metric is None:
-            raise Unreadable(path, 0, f"/benchmarks/{i}: unknown unit {shown(metadata['unit'], 40)}")
+            raise Unreadable(path, 0, f"/benchmarks/{i}: unknown unit {shown(metadata['unit'], 40)!r}")
         case: dict[str, Scalar] = {"benchmark": shown(metadata.get("name", "unnamed"))}
         case |= scalars(metadata.get("params", {})) if isinstance(metadata.get("params"), dict) else {}
         measured = [(k, run) for k, run in enumerate(benchmark.runs) if run.values]

@@ -51,14 +51,14 @@ def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[TestOutcome]:
         if line.get("$report_type") != "TestReport":
             continue
         report = valid(_Report, line, path, number)
-        before = open_.get(report.nodeid) or _begun(report, runs, path, number, probe, stage, arm)
-        after = _with(before, report)
-        if report.outcome == "rerun" or report.when == "teardown":
-            open_.pop(report.nodeid, None)
-            found.append(after)
-            runs[report.nodeid] = after.attempt + 1
-        else:
-            open_[report.nodeid] = after
+        if report.when == "setup" and report.nodeid in open_:  # a rerun; some versions leave out the teardown
+            found.append(open_.pop(report.nodeid))
+        if report.nodeid not in open_:
+            open_[report.nodeid] = _begun(report, runs, path, number, probe, stage, arm)
+            runs[report.nodeid] = open_[report.nodeid].attempt + 1
+        open_[report.nodeid] = _with(open_[report.nodeid], report)
+        if report.when == "teardown":
+            found.append(open_.pop(report.nodeid))
     if open_ and not finished:
         found += [_lost(outcome) for outcome in open_.values()]
         open_.clear()
@@ -87,7 +87,9 @@ def _with(before: TestOutcome, report: _Report) -> TestOutcome:
             changes |= {"outcome": "skipped", "message": message}
         else:
             kind = "failed" if report.when == "call" else "error"
-            changes |= {"outcome": kind, "message": message, "file": file or before.file, "line": line or before.line}
+            changes |= {"outcome": kind, "message": message}
+            if file:
+                changes |= {"file": relative(file, before.file), "line": line}
     return before.model_copy(update=changes)
 
 
@@ -100,6 +102,11 @@ def reason(longrepr: Any) -> tuple[str, str, int | None]:
     if isinstance(longrepr, list | tuple) and len(longrepr) == 3:
         return shown(longrepr[2]).removeprefix("Skipped: "), "", None
     return shown(longrepr or ""), "", None
+
+
+def relative(file: str, own: str) -> str:
+    """A crash's absolute path as the test's own relative one, if it is the same file."""
+    return own if own and file.endswith("/" + own) else file
 
 
 def _is_crash(said: Any) -> bool:
