@@ -98,7 +98,8 @@ class RuntimeEvent(Record):
     kind: Literal["event"] = "event"
     probe: str
     source: str
-    """`engine_log`, `metrics`, `process`, `contention`, `check`, `gc`, `warnings`, `jit`, `cgroup`, `events`."""
+    """`engine_log`, `metrics`, `process`, `contention`, `check`, `host` (facts about the machine), `load` (a load
+    client), `gc`, `warnings`, `jit`, `cgroup`, `events`."""
     name: str
     level: Literal["error", "warning", "note"] = "note"
     message: str = ""

@@ -16,8 +16,8 @@ from pydantic import ConfigDict
 
 from feedback.observations import Measurement, RuntimeEvent, Scalar, Source
 from feedback.readers import Unreadable
-from feedback.readers.documents import Fields, document, first_object, has, lines, rows, scalars, shown, valid
-from feedback.readers.serving import Request, Runs
+from feedback.readers.documents import Fields, document, has, lines, rows, scalars, shown, valid
+from feedback.readers.serving import MAX_REQUESTS, Request, Runs
 from sandboxes.results import ArmName
 
 THROUGHPUTS = {
@@ -53,12 +53,13 @@ class _Export(Fields):
 
 
 def fits(path: Path, head: bytes) -> bool:
-    line = first_object(head)
-    return (
-        head.startswith(b"Metric,avg,")
-        or (head.lstrip()[:1] == b"{" and has(head, b"aiperf_version"))
-        or (isinstance(line.get("metadata"), dict) and "benchmark_phase" in line["metadata"])
-    )
+    is_summary = head.lstrip()[:1] == b"{" and has(head, b"aiperf_version")
+    return head.startswith(b"Metric,avg,") or is_summary or _has_records(head)
+
+
+def _has_records(head: bytes) -> bool:
+    """A line may be longer than the head: it has the time of every token."""
+    return head.startswith(b'{"metadata":') and has(head, b"benchmark_phase")
 
 
 def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[Measurement | RuntimeEvent]:
@@ -68,7 +69,7 @@ def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[Measurement |
     runs = Runs(path, probe, stage, arm)
     if head.startswith(b"Metric,avg,"):
         _csv(path, runs)
-    elif "metadata" in first_object(head):
+    elif _has_records(head):
         _records(path, runs)
     else:
         _summaries(path, runs)
@@ -135,6 +136,8 @@ def _records(path: Path, runs: Runs) -> None:
     requests: dict[bool, list[Request]] = {False: [], True: []}
     reasons: Counter[str] = Counter()
     for index, (number, line) in enumerate(lines(path)):
+        if index == MAX_REQUESTS:
+            raise Unreadable(path, number, f"more than {MAX_REQUESTS} requests")
         record = valid(_Record, line, path, number)
         session: Any = record.metadata.get("session_num")
         place: int = session if _is_count(session) else index

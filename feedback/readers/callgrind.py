@@ -131,6 +131,8 @@ class _Profile:
             name = self._names.get((is_function, id_), "")
         if key == b"fn":
             self._function = Function(_RECURSION.sub("", name) or "?", self._own_file)
+            if len(self._costs) > MAX_NAMES:
+                raise Unreadable(self.path, number, f"more than {MAX_NAMES} functions")
         elif key == b"fl":
             self._own_file = self._file = name
         elif key in (b"fi", b"fe"):

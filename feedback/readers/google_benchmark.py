@@ -113,10 +113,10 @@ def _facts(context: _Context, path: Path, probe: str, stage: str, arm: ArmName) 
         cpus: Scalar = context.num_cpus if context.num_cpus is not None else "?"
         facts.append(("load_average", busy, load, f"{load:g} runnable tasks on {cpus} CPUs as it began"))
     if context.library_build_type == "debug":
-        facts.append(("debug_build", True, 1, "the benchmark library is a debug build: short times are too long"))
+        facts.append(("debug_build", False, 1, "the benchmark library is a debug build: very short times are too long"))
     return [
         RuntimeEvent(
-            probe=probe, source="contention", name=name, level="warning" if bad else "note", message=message,
+            probe=probe, source="host", name=name, level="warning" if bad else "note", message=message,
             count=count, arm=arm, stage=stage, place=Source(file=path.name, query=f"/context/{name}"),
         )
         for name, bad, count, message in facts

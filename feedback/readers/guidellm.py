@@ -2,7 +2,7 @@
 https://github.com/vllm-project/guidellm
 
 What it calls inter_token_latency is (last token - first) / (tokens - 1), which is vLLM's TPOT; its own
-time_per_output_token counts the first token in and is left out.
+time_per_output_token counts the first token in and is left out. Requests stand in the order in which they ended.
 """
 
 from __future__ import annotations

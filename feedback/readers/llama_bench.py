@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from feedback.observations import Measurement, Scalar, Source
+from feedback.readers import Unreadable
 from feedback.readers.documents import Count, Fields, Positive, has, lines, parsed, scalars, shown, text, valid
 from sandboxes.results import ArmName
 
+MAX_TESTS = 10_000
 HOW = (
     "backends", "n_batch", "n_ubatch", "n_threads", "cpu_mask", "cpu_strict", "poll", "type_k", "type_v",
     "n_gpu_layers", "n_cpu_moe", "split_mode", "main_gpu", "no_kv_offload", "flash_attn", "devices", "tensor_split",
@@ -72,5 +74,7 @@ def _entries(path: Path) -> Iterator[tuple[Source, dict[str, Any]]]:
         yield from ((Source(file=path.name, query=f"/{i}"), test) for i, test in enumerate(tests))
         return
     for number, line in lines(path):
+        if number > MAX_TESTS:
+            raise Unreadable(path, number, f"more than {MAX_TESTS} tests")
         (test,) = valid(_Tests, {"tests": [line]}, path, number).tests
         yield Source(file=path.name, line=number), test

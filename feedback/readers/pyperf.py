@@ -38,7 +38,8 @@ class _Suite(Fields):
 
 
 def fits(path: Path, head: bytes) -> bool:
-    return head.lstrip()[:1] == b"{" and has(head, b"benchmarks", b"runs", b"metadata", b"warmups")
+    is_suite = head.lstrip()[:1] == b"{" and has(head, b"benchmarks", b"runs", b"metadata")
+    return is_suite and (has(head, b"values") or has(head, b"warmups"))
 
 
 def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[Measurement | RuntimeEvent]:
@@ -78,7 +79,7 @@ def _load(suite: _Suite, path: Path, probe: str, stage: str, arm: ArmName) -> li
     busy = isinstance(n_cpus, int) and max(loads) > n_cpus
     return [
         RuntimeEvent(
-            probe=probe, source="contention", name="load_average", level="warning" if busy else "note",
+            probe=probe, source="host", name="load_average", level="warning" if busy else "note",
             message=f"up to {max(loads):g} runnable tasks" + (f" on {n_cpus} CPUs" if busy else ""),
             count=max(loads), arm=arm, stage=stage,
             place=Source(file=path.name, query="/benchmarks/*/runs/*/metadata/load_avg_1min"),

@@ -14,6 +14,8 @@ from feedback.readers import Unreadable
 from feedback.readers.documents import Count, Fields, Positive, first_object, lines, shown, valid
 from sandboxes.results import ArmName
 
+MAX_OUTCOMES = 500_000
+
 
 class _Crash(Fields):
     path: str = ""
@@ -50,6 +52,8 @@ def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[TestOutcome]:
             found.append(_uncollected(line, path, number, probe, stage, arm))
         if line.get("$report_type") != "TestReport":
             continue
+        if len(found) == MAX_OUTCOMES:
+            raise Unreadable(path, number, f"more than {MAX_OUTCOMES} tests")
         report = valid(_Report, line, path, number)
         if report.when == "setup" and report.nodeid in open_:  # a rerun; some versions leave out the teardown
             found.append(open_.pop(report.nodeid))

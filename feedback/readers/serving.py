@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from feedback.observations import Measurement, RuntimeEvent, Scalar, Source
+from feedback.readers import Unreadable
 from feedback.readers.documents import shown
 from sandboxes.results import ArmName
 
 MAX_REQUESTS = 100_000
 """Requests of one run that are kept one by one."""
+MAX_RUNS = 1000
 
 
 class Request(NamedTuple):
@@ -53,7 +55,12 @@ class Runs:
         source: Source,
         warmup: bool = False,
     ) -> None:
-        """One run: its metrics by name, and each request. Runs under one case are units of it."""
+        """One run: its metrics by name, and each request. Runs under one case are units of it.
+
+        Raises Unreadable when the file has too many.
+        """
+        if self._seen.total() == MAX_RUNS:
+            raise Unreadable(self.path, source.line or 0, f"more than {MAX_RUNS} runs")
         key = repr(sorted(case.items()))
         unit = self._seen[key]
         self._seen[key] += 1
