@@ -19,11 +19,12 @@ MIN_SHARE = 1e-4
 """Functions below this share of all instructions are left out."""
 MAX_LINE_BYTES = 1 << 16
 MAX_NAMES = 1 << 20
+NO_LINE = 1 << 31
 
 _HEAD_BYTES = 1 << 16
 _TOTALS = re.compile(rb"^(summary|totals):\s+(\d{1,18})(?:\s|$)")
 _NAME = re.compile(rb"^(c?fn|c?fl|c?fi|fe)=(?:\((\d{1,9})\))?\s*(.*)$")
-_POSITION = re.compile(rb"(?:[+-]?(?:0x[0-9a-f]{1,16}|\d{1,18})|\*)")
+_COST = frozenset(bytes([c]) for c in b"0123456789+-*")
 _RECURSION = re.compile(r"'\d+$")
 
 
@@ -88,6 +89,16 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             line = file.readline(MAX_LINE_BYTES)
 
 
+class _Tally:
+    """What one function cost so far."""
+
+    __slots__ = ("first_line", "instructions")
+
+    def __init__(self) -> None:
+        self.instructions = 0
+        self.first_line = NO_LINE
+
+
 class _Profile:
     """What has been read so far of one file."""
 
@@ -95,17 +106,18 @@ class _Profile:
         self.path = path
         self.total: int | None = None
         self.summary: int | None = None
-        self._costs: dict[Function, int] = {}
-        self._first: dict[Function, int] = {}
+        self._tallies: dict[Function, _Tally] = {}
+        self._tally: _Tally | None = None
         self._names: dict[tuple[bool, bytes], str] = {}
-        self._own_file = self._file = ""
-        self._function: Function | None = None
+        self._own_file = ""
+        self._is_own = True
+        """Whether cost lines are of that file, not of one whose code was inlined."""
         self._line = 0
         self._line_column = 0
         self._is_call = False
 
     def take(self, number: int, line: bytes) -> None:
-        if line[:1] in b"0123456789+-*" and line:
+        if line[:1] in _COST:
             self._cost(line)
         elif named := _NAME.match(line):
             self._named(number, named[1], named[2], named[3])
@@ -130,34 +142,38 @@ class _Profile:
                 self._names[is_function, id_] = name
             name = self._names.get((is_function, id_), "")
         if key == b"fn":
-            self._function = Function(_RECURSION.sub("", name) or "?", self._own_file)
-            if len(self._costs) > MAX_NAMES:
+            function = Function(_RECURSION.sub("", name) or "?", self._own_file)
+            self._tally = self._tallies.setdefault(function, _Tally())
+            if len(self._tallies) > MAX_NAMES:
                 raise Unreadable(self.path, number, f"more than {MAX_NAMES} functions")
         elif key == b"fl":
-            self._own_file = self._file = name
+            self._own_file, self._is_own = name, True
         elif key in (b"fi", b"fe"):
-            self._file = name
+            self._is_own = name == self._own_file
 
     def _cost(self, line: bytes) -> None:
         """A line of positions and costs. The one after `calls=` has the cost of what was called: not its own."""
-        cells = line.split()
+        cells = line.split(None, self._line_column + 2)
         is_call, self._is_call = self._is_call, False
-        if len(cells) <= self._line_column or _POSITION.fullmatch(cells[self._line_column]) is None:
+        try:
+            position = cells[self._line_column]
+            if position != b"*":
+                number = int(position[:20], 16 if position[:3].lstrip(b"+-")[:2] == b"0x" else 10)
+                self._line = self._line + number if position[:1] in b"+-" else number
+            instructions = int(cells[self._line_column + 1][:18])
+        except (IndexError, ValueError):
+            return  # a line of a jump, or noise
+        if is_call or self._tally is None or instructions <= 0:
             return
-        position = cells[self._line_column]
-        if position[:1] in b"+-":
-            self._line += int(position, 16 if b"x" in position else 10)
-        elif position != b"*":
-            self._line = int(position, 16 if b"x" in position else 10)
-        rest = cells[self._line_column + 1 : self._line_column + 2]
-        if is_call or self._function is None or not rest or not rest[0].isdigit() or len(rest[0]) > 18:
-            return
-        self._costs[self._function] = self._costs.get(self._function, 0) + int(rest[0])
-        if self._file == self._own_file and 0 < self._line < 1 << 31:
-            first = self._first.get(self._function)
-            self._first[self._function] = self._line if first is None else min(first, self._line)
+        self._tally.instructions += instructions
+        if self._is_own and 0 < self._line < self._tally.first_line:
+            self._tally.first_line = self._line
 
     def functions(self, total: int) -> list[tuple[Function, Cost]]:
         """The functions that count, most instructions first."""
-        most = sorted(self._costs.items(), key=lambda item: (-item[1], item[0]))[:MAX_FUNCTIONS]
-        return [(f, Cost(n, self._first.get(f))) for f, n in most if n > 0 and n >= MIN_SHARE * total]
+        counting = [
+            (f, Cost(t.instructions, t.first_line if t.first_line < NO_LINE else None))
+            for f, t in self._tallies.items()
+            if 0 < t.instructions < 1 << 60 and t.instructions >= MIN_SHARE * total
+        ]
+        return sorted(counting, key=lambda item: (-item[1].instructions, item[0]))[:MAX_FUNCTIONS]

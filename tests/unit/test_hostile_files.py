@@ -129,7 +129,7 @@ def test_mutated_bytes(format: str, path: Path, tmp_path: Path) -> None:
     choose = random.Random(7)
     data = path.read_bytes()
     target = tmp_path / path.name
-    for _ in range(60):
+    for _ in range(40):
         changed = bytearray(data)
         for _ in range(choose.choice((1, 1, 3, 20))):
             at = choose.randrange(len(changed))
@@ -147,7 +147,7 @@ def test_swapped_types(format: str, path: Path, tmp_path: Path) -> None:
     choose = random.Random(11)
     target = tmp_path / path.name
     chunks = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-    for _ in range(150):
+    for _ in range(100):
         i = choose.randrange(len(chunks))
         target.write_text("\n".join([*chunks[:i], swapped(chunks[i], choose), *chunks[i + 1 :]]))
         take(format, target)
