@@ -47,6 +47,8 @@ class Measurement(Record):
     """What was measured: the benchmark's name under `benchmark`, its shapes and parameters, `function`."""
     warmup: bool = False
     """Whether the tool itself calls it a warm-up."""
+    code: str = ""
+    """Where the measured code stands, as `file:line` or a file, if the tool says so."""
     source: Source | None = None
 
 
@@ -96,7 +98,8 @@ class RuntimeEvent(Record):
     kind: Literal["event"] = "event"
     probe: str
     source: str
-    """`engine_log`, `metrics`, `process`, `contention`, `check`, `gc`, `warnings`, `jit`, `cgroup`, `events`."""
+    """`engine_log`, `metrics`, `process`, `contention`, `check`, `host` (facts about the machine), `load` (a load
+    client), `gc`, `warnings`, `jit`, `cgroup`, `events`."""
     name: str
     level: Literal["error", "warning", "note"] = "note"
     message: str = ""

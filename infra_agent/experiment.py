@@ -325,7 +325,7 @@ def _outcome(
         o
         for m in stages
         for o in m.observations
-        if isinstance(o, Measurement) and o.metric in _stored_metrics(lab.spec)
+        if isinstance(o, Measurement) and o.paired and o.metric in _stored_metrics(lab.spec)
     )
     artefacts = tuple(a for m in stages for a in m.bench.artefacts if (directory / a.path).exists())
     return Outcome(

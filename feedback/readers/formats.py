@@ -14,17 +14,31 @@ from typing import NamedTuple
 from feedback.observations import Observation
 from feedback.readers import (
     Unreadable,
+    aiperf,
     callgrind,
     cgroup,
     engine_log,
     events,
     gc,
+    google_benchmark,
+    guidellm,
+    hyperfine,
     jit,
+    json_report,
+    junit,
+    llama_bench,
     load,
     logprobs,
     outputs,
+    parity_table,
     prometheus,
+    pyperf,
+    pytest_benchmark,
+    reportlog,
+    sglang_bench,
     slices,
+    triton_table,
+    vllm_bench,
     warnings,
 )
 from sandboxes.results import ArmName
@@ -46,18 +60,30 @@ class Format(NamedTuple):
     read: Read
 
 
-def _never(path: Path, head: bytes) -> bool:
-    return False
-
-
 FORMATS: tuple[Format, ...] = (
-    Format("slices", "our slice worker", _never, lambda p, probe, stage, arm: slices.read(p, probe, stage)),
-    Format("outputs", "our outputs probe", _never, lambda p, probe, stage, arm: outputs.read(p, probe, stage)),
-    Format("load", "our load client", _never, lambda p, probe, stage, arm: load.read(p, probe, stage)),
-    Format("logprobs", "our logprobs probe", _never, lambda p, probe, stage, arm: logprobs.read(p, probe, stage)),
-    Format("callgrind", "valgrind --tool=callgrind", _never, callgrind.read),
+    Format("load", "our load client", load.fits, lambda p, probe, stage, arm: load.read(p, probe, stage)),
+    Format("slices", "our slice worker", slices.fits, lambda p, probe, stage, arm: slices.read(p, probe, stage)),
+    Format("outputs", "our outputs probe", outputs.fits, lambda p, probe, stage, arm: outputs.read(p, probe, stage)),
+    Format(
+        "logprobs", "our logprobs probe", logprobs.fits, lambda p, probe, stage, arm: logprobs.read(p, probe, stage)
+    ),
+    Format("callgrind", "valgrind --tool=callgrind", callgrind.fits, callgrind.read),
+    Format("junit", "JUnit XML", junit.fits, junit.read),
+    Format("reportlog", "pytest-reportlog", reportlog.fits, reportlog.read),
+    Format("json_report", "pytest-json-report", json_report.fits, json_report.read),
+    Format("pytest_benchmark", "pytest-benchmark", pytest_benchmark.fits, pytest_benchmark.read),
+    Format("pyperf", "pyperf", pyperf.fits, pyperf.read),
+    Format("google_benchmark", "Google Benchmark", google_benchmark.fits, google_benchmark.read),
+    Format("hyperfine", "hyperfine", hyperfine.fits, hyperfine.read),
+    Format("llama_bench", "llama-bench of llama.cpp", llama_bench.fits, llama_bench.read),
+    Format("vllm_bench", "vllm bench serve", vllm_bench.fits, vllm_bench.read),
+    Format("sglang_bench", "SGLang bench_serving", sglang_bench.fits, sglang_bench.read),
+    Format("guidellm", "guidellm", guidellm.fits, guidellm.read),
+    Format("aiperf", "AIPerf", aiperf.fits, aiperf.read),
+    Format("parity_table", "points of shape x partition x dtype -> error", parity_table.fits, parity_table.read),
+    Format("triton_table", "Triton perf_report", triton_table.fits, triton_table.read),
+    Format("events", "our JSON-lines events", events.fits, events.read),
     Format("prometheus", "Prometheus text", prometheus.fits, prometheus.read),
-    Format("events", "our JSON lines of events", events.fits, events.read),
     Format("cgroup", "control group and pressure counters of Linux", cgroup.fits, cgroup.read),
     Format("gc", "Python's garbage collector", gc.fits, gc.read),
     Format("engine_log", "log of llama.cpp, vLLM or SGLang", engine_log.fits, engine_log.read),

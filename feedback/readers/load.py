@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from feedback.observations import Measurement, Observation
-from feedback.readers import Unreadable
+from feedback.readers import Unreadable, slices
 from feedback.readers.slices import lines, pair_events
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -61,6 +61,10 @@ class _Burst(_Fields):
     duration_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     params: _Params
     requests: Annotated[tuple[_Request, ...], Field(min_length=1)]
+
+
+def fits(path: Path, head: bytes) -> bool:
+    return slices.fits(path, head) and b'"requests"' in head and b'"timeout_s"' in head
 
 
 def read(path: Path, probe: str, stage: str) -> list[Observation]:

@@ -74,6 +74,10 @@ class Distance(NamedTuple):
     n: int
 
 
+def fits(path: Path, head: bytes) -> bool:
+    return head.startswith(b'{"arm":') and b'"scores"' in head and b'"logprob"' in head
+
+
 def read(path: Path, probe: str, stage: str) -> list[Observation]:
     """Per text and for all texts: `mean_abs_logprob_delta`, `max_abs_logprob_delta`, `top1_disagreement`.
 

@@ -26,6 +26,10 @@ def lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, line
 
 
+def fits(path: Path, head: bytes) -> bool:
+    return head.startswith(b'{"type": "') and b'"record"' in head and b'"block"' in head
+
+
 def read(path: Path, probe: str, stage: str, check_tolerance: float = 1e-4) -> list[Observation]:
     """Slice times in seconds, agreement of the arms' checksums, and disturbed pairs. Raises Unreadable.
 

@@ -153,7 +153,9 @@ def instructions(observations: Sequence[Observation], criteria: Criteria) -> lis
     """Whether the amount of work changed, by executed instructions: deterministic, so one run each suffices."""
     counts: dict[tuple[str, str], list[float]] = {}
     for o in observations:
-        if isinstance(o, Measurement) and o.metric == "instructions" and o.stage == criteria.stage:
+        if not isinstance(o, Measurement) or o.metric != "instructions" or "function" in o.case:
+            continue
+        if o.stage == criteria.stage:
             counts.setdefault((o.probe, o.arm), []).append(o.value)
     signals = []
     for probe in sorted({p for p, _ in counts}):

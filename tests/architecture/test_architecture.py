@@ -61,6 +61,7 @@ HOMES = {
     "scipy": ("feedback.stats",),
     "numpy": ("feedback",),
     "prometheus_client": ("feedback.readers.prometheus",),
+    "junitparser": ("feedback.readers.junit",),
     "pytest": ("sandboxes.testing",),
     "pydantic": PACKAGES,
 }

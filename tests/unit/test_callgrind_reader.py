@@ -10,6 +10,7 @@ from feedback.observations import Measurement
 from feedback.readers import Unreadable
 from feedback.readers.callgrind import read
 
+DATA = Path(__file__).resolve().parents[1] / "data" / "callgrind"
 HEAD = """\
 # callgrind format
 version: 1
@@ -35,7 +36,7 @@ def write(directory: Path, text: str) -> Path:
 
 
 def instructions(path: Path) -> float:
-    (measurement,) = read(path, "count", "screen", "candidate")
+    measurement, *_ = read(path, "count", "screen", "candidate")
     assert measurement == Measurement(
         probe="count", metric="instructions", value=measurement.value, arm="candidate", stage="screen"
     )
@@ -84,3 +85,72 @@ def test_file_of_noise_is_unreadable(tmp_path: Path) -> None:
     path.write_bytes(bytes(range(256)) * 100)
     with pytest.raises(Unreadable):
         read(path, "count", "screen", "baseline")
+
+
+def functions(path: Path) -> dict[str, tuple[float, str]]:
+    """Instructions of each function and where it stands."""
+    of = read(path, "count", "screen", "candidate")[1:]
+    assert all(m.metric == "instructions" and not m.paired and m.source is not None for m in of)
+    return {str(m.case["function"]): (m.value, m.code) for m in of}
+
+
+def test_functions_are_counted_with_what_was_inlined_into_them() -> None:
+    """The numbers are those of callgrind_annotate; `square` is inlined into `scale`, and 8 tiles repeat it."""
+    many, one = functions(DATA / "tile128.out"), functions(DATA / "tile1024.out")
+    assert many["scale"] == (985_920, "/repo/norm.c:4")
+    assert many["rms_norm"] == (125_480, "/repo/norm.c:10")
+    assert one["scale"][0] * 8 == many["scale"][0]
+    assert "square" not in many
+    assert list(many)[:2] == ["scale", "rms_norm"]
+    total = instructions(DATA / "tile128.out")
+    assert 0.99 * total < sum(value for value, _ in many.values()) <= total
+
+
+PROFILE = """\
+fl=(1) a.c
+fn=(1) outer
+10 5
++2 7
+fi=(2) inline.h
+400 11
+fe=(1)
+* 1
+cfn=(2) inner
+calls=3 50
+14 1000
+15 2
+fl=(3) b.c
+fn=(2)
+50 600
+-3 400
+fn=(4) inner'2
+60 9
+fl=(1)
+fn=(1)
+8 3
+totals: 1038
+"""
+
+
+def test_calls_and_compressed_names_and_positions(tmp_path: Path) -> None:
+    found = functions(write(tmp_path, HEAD + "events: Ir\n" + PROFILE))
+    assert found == {"inner": (1009, "b.c:47"), "outer": (29, "a.c:8")}
+
+
+def test_addresses_come_before_lines_where_the_file_has_them(tmp_path: Path) -> None:
+    body = "fl=(1) a.c\nfn=(1) f\n0x401000 10 5\n+4 +1 6\n+8 * 7\ntotals: 18\n"
+    text = HEAD.replace("positions: line", "positions: instr line") + "events: Ir Dr\n" + body
+    assert functions(write(tmp_path, text)) == {"f": (18, "a.c:10")}
+
+
+def test_file_without_its_end_gives_no_functions(tmp_path: Path) -> None:
+    text = (DATA / "tile128.out").read_text()
+    path = write(tmp_path, text[: len(text) // 2])
+    assert instructions(path) == instructions(DATA / "tile128.out")
+    assert functions(path) == {}
+
+
+def test_parts_of_one_file_add_up(tmp_path: Path) -> None:
+    text = HEAD + "events: Ir\nfl=a.c\nfn=f\n1 5\ntotals: 5\npart: 2\n1 7\ntotals: 7\n"
+    path = write(tmp_path, text)
+    assert (instructions(path), functions(path)) == (12, {"f": (12, "a.c:1")})

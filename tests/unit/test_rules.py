@@ -311,6 +311,11 @@ def test_instructions_tell_whether_the_work_changed(candidate: float, words: str
     assert signal.message.endswith(words)
 
 
+def test_instructions_of_single_functions_are_not_the_total() -> None:
+    of_functions = [m.model_copy(update={"case": {"function": "scale"}, "value": 1.0}) for m in counts(1e7, 8e6)]
+    assert instructions(counts(1e7, 8e6) + of_functions, CRITERIA) == instructions(counts(1e7, 8e6), CRITERIA)
+
+
 def test_instructions_of_one_arm_or_another_stage_say_nothing() -> None:
     assert instructions(counts(1e7, 1e7)[:1], CRITERIA) == []
     assert instructions(counts(1e7, 8e6), make_criteria(stage="confirm")) == []
