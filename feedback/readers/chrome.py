@@ -35,6 +35,8 @@ CATEGORIES = {
 }  # fmt: skip
 """Older words of torch.profiler, and viztracer's, in the words of today's torch.profiler."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+FLOWS = {"ac2g", "fwdbwd"}
+"""torch.profiler's arrows: `correlation` says the one, the other leads from a forward to a backward operator."""
 FROM_PYTHON = {"python_function", "counter", ""}
 """Categories that are stamped by Python code."""
 
@@ -148,7 +150,7 @@ class _Trace:
         complete = [event for event in batch if event.ph == "X"]
         if len(complete) < len(batch):
             for event in batch:
-                if event.ph != "X":
+                if event.ph != "X" and event.cat not in FLOWS:
                     self._other(event)
             self._pairs.flush()
         if complete:
@@ -210,8 +212,7 @@ class _Trace:
         elif phase in "eF":
             self._pairs.end(_async_key(event), at)
         elif phase in "stf":
-            if event.cat not in ("fwdbwd", "ac2g"):
-                self._flows.point((event.cat, event.id, event.name), at, self.columns.tracks[where])
+            self._flows.point((event.cat, event.id, event.name), at, self.columns.tracks[where])
         else:
             track = self.columns.tracks[where] if event.tid not in (None, "") else -1
             self.columns.instant(at, event.name, event.cat, track)
