@@ -189,7 +189,7 @@ def _parse(text: bytes) -> Any:
         return None
 
 
-def _brackets(text: bytes) -> tuple[Ints, Ints]:
+def brackets(text: bytes) -> tuple[Ints, Ints]:
     """Positions of all brackets outside strings, and +1 or -1 for each."""
     if b"\\" in text:
         text = _ESCAPED.sub(b"__", text)
@@ -205,7 +205,7 @@ def _brackets(text: bytes) -> tuple[Ints, Ints]:
 
 def _elements(text: bytes) -> tuple[list[int], list[int], int | None]:
     """First and last position of each complete bracketed element, and of the array's closing bracket, if it is here."""
-    positions, steps = _brackets(text)
+    positions, steps = brackets(text)
     depth = np.cumsum(steps)
     below = np.flatnonzero(depth < 0)
     close = int(positions[below[0]]) if len(below) else None
@@ -225,7 +225,7 @@ def _junk(text: bytes, starts: list[int], ends: list[int]) -> int:
 def _value_end(text: bytes) -> int | None:
     """Where the JSON value that the text begins with ends; None if it is not all here."""
     if text[:1] in (b"{", b"["):
-        positions, steps = _brackets(text)
+        positions, steps = brackets(text)
         closed = np.flatnonzero(np.cumsum(steps) <= 0)
         return int(positions[closed[0]]) + 1 if len(closed) else None
     if text[:1] == b'"':
