@@ -24,6 +24,14 @@ KERNELS = (
     "rms_norm_kernel<c10::BFloat16>(c10::BFloat16*, c10::BFloat16 const*, float, int)",
 )
 OPERATORS = ("aten::linear", "aten::add", "flash_attn::_flash_attn_forward", "rms_norm")
+SHAPES = {
+    "Record function id": 0, "Input type": ["c10::BFloat16", "c10::BFloat16", ""],
+    "Input Dims": [[8, 4096], [4096, 4096], []],
+}  # fmt: skip
+GRID = {
+    "registers per thread": 64, "shared memory": 49152, "blocks per SM": 1.9, "warps per SM": 15.5,
+    "grid": [16, 16, 1], "block": [256, 1, 1], "est. achieved occupancy %": 24,
+}  # fmt: skip
 HEAD = {
     "schemaVersion": 1,
     "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85000000000, "numSms": 132}],
@@ -77,7 +85,9 @@ class _Steps:
         """One decode step."""
         began, late = self.host_us, 60.0 if self.number % 4 == 3 else 0.0
         batch: list[dict[str, Any]] = []
-        batch += self._launch("cudaMemcpyAsync", "Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", COPY, 9.0, bytes=1 << 20)
+        batch += self._launch(
+            "cudaMemcpyAsync", "Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", COPY, 9.0, bytes=1 << 20
+        )
         for layer in range(LAYERS):
             for operator, kernel in zip(OPERATORS, KERNELS, strict=True):
                 batch += self._operator(operator, kernel, late)
@@ -85,7 +95,9 @@ class _Steps:
                 self.free_us[COMMUNICATION] = max(self.free_us[COMMUNICATION], self.free_us[COMPUTE])
                 name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
                 batch += self._launch("cudaLaunchKernelExC", name, "kernel", COMMUNICATION, 35.0)
-        batch += self._launch("cudaMemcpyAsync", "Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", COMPUTE, 4.0, bytes=1 << 14)
+        batch += self._launch(
+            "cudaMemcpyAsync", "Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", COMPUTE, 4.0, bytes=1 << 14
+        )
         wait = max(self.free_us[COMPUTE] - self.host_us, 1.0)
         self.correlation += 1
         batch.append(self._host("cudaStreamSynchronize", "cuda_runtime", wait, {"correlation": self.correlation}))
@@ -99,8 +111,7 @@ class _Steps:
         self.external += 1
         began = self.host_us
         self.host_us += 1.5 + self.random.random() + late_us
-        args = {"External id": self.external, "Record function id": 0, "Ev Idx": self.external,
-                "Input Dims": [[8, 4096], [4096, 4096], []], "Input type": ["c10::BFloat16", "c10::BFloat16", ""]}  # fmt: skip
+        args = {"External id": self.external, "Ev Idx": self.external, **SHAPES}
         launched = self._launch("cudaLaunchKernel", kernel, "kernel", COMPUTE, 4 + 8 * self.random.random())
         self.host_us += 0.5
         return [self._host(name, "cpu_op", self.host_us - began, args, start=began), *launched]
@@ -113,10 +124,12 @@ class _Steps:
         self.host_us += 2.2
         start = max(self.free_us[stream], self.host_us + 1.0)
         self.free_us[stream] = start + us
-        grid = {} if category != "kernel" else {"registers per thread": 64, "shared memory": 49152, "blocks per SM": 1.9,
-            "warps per SM": 15.5, "grid": [16, 16, 1], "block": [256, 1, 1], "est. achieved occupancy %": 24}  # fmt: skip
-        device = {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": round(start, 3), "dur": round(us, 3),
-                  "args": {**args, "queued": 0, "device": 0, "context": 1, "stream": stream, **grid, **more}}  # fmt: skip
+        shape = GRID if category == "kernel" else {}
+        where = {"queued": 0, "device": 0, "context": 1, "stream": stream}
+        device = {
+            "ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": round(start, 3),
+            "dur": round(us, 3), "args": {**args, **where, **shape, **more},
+        }  # fmt: skip
         flow = {"id": number, "cat": "ac2g", "name": "ac2g"}
         return [
             launch,
@@ -129,4 +142,13 @@ class _Steps:
         self, name: str, category: str, us: float, args: dict[str, Any], tid: int = MAIN, start: float | None = None
     ) -> dict[str, Any]:
         ts = round(self.host_us if start is None else start, 3)
-        return {"ph": "X", "cat": category, "name": name, "pid": PID, "tid": tid, "ts": ts, "dur": round(us, 3), "args": args}
+        return {
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": PID,
+            "tid": tid,
+            "ts": ts,
+            "dur": round(us, 3),
+            "args": args,
+        }

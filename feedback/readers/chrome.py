@@ -1,4 +1,4 @@
-"""Chrome trace files as intervals: what torch.profiler (Kineto), viztracer, py-spy and browsers write, plain or gzipped.
+"""Chrome traces as intervals: what torch.profiler (Kineto), viztracer, py-spy and browsers write, plain or gzipped.
 
 Format: "Trace Event Format" (Google, 2016), its object form and its array form, which may lack the closing bracket.
 Tried with torch 2.13.0, viztracer 1.1.1 and py-spy 0.4.3. Times are microseconds with decimals; they become
@@ -7,27 +7,35 @@ nanoseconds without loss. The file is streamed: only the columns of Spans stay i
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
-from decimal import Decimal
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from feedback.readers import Unreadable, compressed
+from feedback.readers.chrome_events import (
+    EXACT_BELOW_US,
+    NO_ARGS,
+    Counter,
+    Event,
+    Exact,
+    Rounded,
+    async_key,
+    floats,
+    lenient,
+    nanoseconds,
+    numbers,
+    whole_nanoseconds,
+)
 from feedback.readers.columns import LATEST_NS, MAX_NAMES, MAX_TRACKS, Columns, Numbering, text_of
 from feedback.readers.json_array import Elements
 from feedback.readers.pairing import Counters, Flows, Pairs
-from feedback.spans import Ints, Spans, Track, TrackKind
+from feedback.spans import Spans, Track, TrackKind
 from sandboxes.results import ArmName
-
-EXACT_BELOW_US = float(1 << 43)
-"""Microseconds up to here are apart by less than a nanosecond as a float; beyond, decimals are needed."""
 
 CATEGORIES = {
     "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
@@ -42,53 +50,6 @@ FROM_PYTHON = {"python_function", "counter", ""}
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb'\s*\[\s*(?:\]|\{[^\x00]*?"ph"\s*:\s*")')
-
-Id = int | str | float | None
-
-
-class Args(msgspec.Struct, gc=False, frozen=True):
-    """The arguments that say more than where an event ran."""
-
-    correlation: Any = -1
-    external: Any = msgspec.field(default=-1, name="External id")
-    bytes: Any = -1
-    name: Any = None
-    labels: Any = None
-
-
-class Event(msgspec.Struct, gc=False):
-    """One event of a trace; `ts` and `dur` in microseconds."""
-
-    ph: str = ""
-    name: str = ""
-    cat: str = ""
-    pid: Id = None
-    tid: Id = None
-    ts: float | Decimal = math.nan
-    dur: float = -1.0
-    id: Id = None
-    id2: Any = None
-    args: Args | None = None
-
-
-class _Rounded(Event):
-    ts: float = math.nan
-
-
-class _Exact(Event):
-    ts: Decimal = Decimal("NaN")
-
-
-class _Counter(msgspec.Struct, gc=False):
-    ph: str = ""
-    name: str = ""
-    pid: Id = None
-    ts: Decimal = Decimal("NaN")
-    id: Id = None
-    args: Any = None
-
-
-NO_ARGS = Args()
 
 
 def fits(path: Path, head: bytes) -> bool:
@@ -123,9 +84,9 @@ class _Trace:
     def __init__(self) -> None:
         self.columns = Columns(categories=Numbering(MAX_NAMES, _category))
         self.n_events = 0
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[_Rounded])
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[Rounded])
         self._exact = False
-        self._counter_decoder = msgspec.json.Decoder(list[_Counter])
+        self._counter_decoder = msgspec.json.Decoder(list[Counter])
         self._pairs, self._counters, self._flows = Pairs(self.columns), Counters(self.columns), Flows()
         self._processes: dict[Any, str] = {}
         self._labels: dict[Any, str] = {}
@@ -136,7 +97,7 @@ class _Trace:
         """The events of an array's text. Raises msgspec.DecodeError or RecursionError."""
         batch: list[Event] = self._decoder.decode(text)
         if not self._exact and any(event.ts >= EXACT_BELOW_US for event in (*batch[::256], *batch[-1:])):
-            self._decoder, self._exact = msgspec.json.Decoder(list[_Exact]), True
+            self._decoder, self._exact = msgspec.json.Decoder(list[Exact]), True
             batch = self._decoder.decode(text)
         if b'"C"' in text:
             for counter in self._counter_decoder.decode(text):
@@ -158,8 +119,8 @@ class _Trace:
 
     def _complete(self, events: list[Event]) -> None:
         columns, n = self.columns, len(events)
-        duration_us = _floats(events, "dur")
-        start_us = _floats(events, "ts")
+        duration_us = floats(events, "dur")
+        start_us = floats(events, "ts")
         usable = (duration_us >= 0) & (duration_us < EXACT_BELOW_US) & (np.abs(start_us) < LATEST_NS // 1000)
         if not usable.all():
             columns.lost += int(n - usable.sum())
@@ -168,9 +129,9 @@ class _Trace:
             if not events:
                 return
         if self._exact:
-            start = np.fromiter((_nanoseconds(event.ts) for event in events), np.int64, n)
+            start = np.fromiter((nanoseconds(event.ts) for event in events), np.int64, n)
         else:
-            start = _whole_nanoseconds(start_us)
+            start = whole_nanoseconds(start_us)
         end = start + np.rint(duration_us * 1000).astype(np.int64)
         args = [event.args or NO_ARGS for event in events]
         columns.add(
@@ -179,10 +140,10 @@ class _Trace:
             np.fromiter(map(columns.names.__getitem__, map(attrgetter("name"), events)), np.int32, n),
             np.fromiter(map(columns.categories.__getitem__, map(attrgetter("cat"), events)), np.int32, n),
             np.fromiter(map(columns.tracks.__getitem__, map(attrgetter("pid", "tid"), events)), np.int32, n),
-            _numbers(args, "correlation"),
+            numbers(args, "correlation"),
             **{
                 key: np.where(values < 0, np.nan, values)
-                for key, values in (("external_id", _numbers(args, "external")), ("bytes", _numbers(args, "bytes")))
+                for key, values in (("external_id", numbers(args, "external")), ("bytes", numbers(args, "bytes")))
                 if (values >= 0).any()
             },
         )
@@ -196,7 +157,7 @@ class _Trace:
             return
         if phase in "CPNODVvc(){}R" and phase:
             return  # counters are read with their values; samples, objects and dumps are no intervals
-        at = _nanoseconds(event.ts)
+        at = nanoseconds(event.ts)
         if not -LATEST_NS < at < LATEST_NS or phase not in {*"BEbeSTFpniIstf"}:
             self.columns.lost += 1
             return
@@ -208,9 +169,9 @@ class _Trace:
             self._pairs.end(where, at)
         elif phase in "bS":
             track = self.columns.tracks["async", event.pid, event.cat]
-            self._pairs.begin(_async_key(event), at, event.name, event.cat, track)
+            self._pairs.begin(async_key(event), at, event.name, event.cat, track)
         elif phase in "eF":
-            self._pairs.end(_async_key(event), at)
+            self._pairs.end(async_key(event), at)
         elif phase in "stf":
             self._flows.point((event.cat, event.id, event.name), at, self.columns.tracks[where])
         else:
@@ -226,8 +187,8 @@ class _Trace:
         elif event.name == "process_labels" and len(self._labels) < MAX_TRACKS:
             self._labels[event.pid] = text_of(args.labels)
 
-    def _count(self, event: _Counter) -> None:
-        at = _nanoseconds(event.ts)
+    def _count(self, event: Counter) -> None:
+        at = nanoseconds(event.ts)
         for name, value in event.args.items() if isinstance(event.args, dict) else ():
             if isinstance(value, int | float) and abs(value) < 1e300 and -LATEST_NS < at < LATEST_NS:
                 series = f"{event.name} {name}" if event.id is None else f"{event.name} {event.id} {name}"
@@ -272,72 +233,14 @@ class _Trace:
         return Track(text_of(process), text_of(name), _integer(pid), _integer(tid), kind)
 
 
-def lenient(value: Any) -> Event | None:
-    """An event of which some field has a type that it should not have, without that field; None if it is none."""
-    if not isinstance(value, dict) or not isinstance(value.get("ph"), str):
-        return None
-    args = value.get("args")
-    known = {key: args[name] for key, name in _ARGS.items() if name in args} if isinstance(args, dict) else {}
-    event = _Rounded(ph=value["ph"], args=Args(**known), id2=value.get("id2"))
-    event.name, event.cat = (v if isinstance(v := value.get(key, ""), str) else "" for key in ("name", "cat"))
-    event.pid, event.tid, event.id = (
-        v if isinstance(v := value.get(key), int | str) else None for key in ("pid", "tid", "id")
-    )
-    for key in ("ts", "dur"):
-        try:
-            setattr(event, key, float(value[key]))
-        except (KeyError, TypeError, ValueError, OverflowError):
-            continue
-    return event
-
-
-_ARGS = {"correlation": "correlation", "external": "External id", "bytes": "bytes", "name": "name", "labels": "labels"}
-
-
 def _category(value: object) -> str:
     name = text_of(value)
     return CATEGORIES.get(name, name)
 
 
-def _floats(events: list[Event], field: str) -> npt.NDArray[np.float64]:
-    return np.fromiter(map(attrgetter(field), events), np.float64, len(events))
-
-
-def _numbers(args: list[Args], field: str) -> Ints:
-    """Whole numbers from 0; -1 for what is none."""
-    try:
-        return np.maximum(np.fromiter(map(attrgetter(field), args), np.int64, len(args)), -1)
-    except (TypeError, ValueError, OverflowError):
-        values = (getattr(each, field) for each in args)
-        return np.array([v if type(v) is int and 0 <= v < LATEST_NS else -1 for v in values], dtype=np.int64)
-
-
-def _whole_nanoseconds(us: npt.NDArray[np.float64]) -> Ints:
-    whole = np.floor(us)
-    return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
-
-
-def _nanoseconds(us: float | Decimal) -> int:
-    """Microseconds as whole nanoseconds; LATEST_NS for what is no time."""
-    if not us.is_finite() if isinstance(us, Decimal) else not math.isfinite(us):
-        return LATEST_NS
-    if abs(us) >= LATEST_NS // 1000:
-        return LATEST_NS
-    if isinstance(us, float):
-        whole = math.floor(us)
-        return whole * 1000 + round((us - whole) * 1000)
-    return round(us * 1000)
-
-
 def _integer(value: Any) -> int:
     """An id as a number; -1 for one that is none, such as `Spans`."""
     return value if isinstance(value, int) and abs(value) < LATEST_NS else -1
-
-
-def _async_key(event: Event) -> tuple[Any, ...]:
-    id2 = event.id2 if isinstance(event.id2, dict) else {}
-    local = id2.get("local")
-    return event.cat, str(id2.get("global", event.id)), None if local is None else (event.pid, str(local))
 
 
 def _clock(members: dict[str, Any]) -> tuple[str, int]:

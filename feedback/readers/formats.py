@@ -12,7 +12,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from feedback.observations import Observation
-from feedback.readers import Unreadable, callgrind, engine_log, load, logprobs, outputs, prometheus, slices
+from feedback.readers import (
+    Unreadable,
+    callgrind,
+    chrome,
+    collapsed,
+    engine_log,
+    load,
+    logprobs,
+    nsight,
+    otlp,
+    outputs,
+    perfetto,
+    prometheus,
+    slices,
+    speedscope,
+)
 from sandboxes.results import ArmName
 
 HEAD_BYTES = 1 << 16
@@ -41,8 +56,14 @@ FORMATS: tuple[Format, ...] = (
     Format("outputs", "our outputs probe", _never, lambda p, probe, stage, arm: outputs.read(p, probe, stage)),
     Format("load", "our load client", _never, lambda p, probe, stage, arm: load.read(p, probe, stage)),
     Format("logprobs", "our logprobs probe", _never, lambda p, probe, stage, arm: logprobs.read(p, probe, stage)),
+    Format("nsight", "Nsight Systems: nsys export --type sqlite", nsight.fits, nsight.read),
+    Format("chrome_trace", "Chrome trace: torch.profiler (Kineto), viztracer", chrome.fits, chrome.read),
+    Format("speedscope", "speedscope: py-spy record -f speedscope", speedscope.fits, speedscope.read),
+    Format("otlp", "OpenTelemetry spans: OTLP/JSON", otlp.fits, otlp.read),
+    Format("perfetto", "Perfetto trace (protobuf)", perfetto.fits, perfetto.read),
     Format("callgrind", "valgrind --tool=callgrind", _never, callgrind.read),
     Format("prometheus", "Prometheus text", _never, prometheus.read),
+    Format("collapsed", "collapsed stacks: py-spy record -f raw, flamegraph.pl", collapsed.fits, collapsed.read),
     Format("engine_log", "log of an inference engine", _never, engine_log.read),
 )
 """In the order in which they are tried: the telling ones first, logs last."""

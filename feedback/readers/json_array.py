@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 from feedback.readers import Unreadable
+from feedback.readers.compressed import Stream
 from feedback.spans import Ints
 
 CHUNK_BYTES = 1 << 20
@@ -47,7 +48,7 @@ class Elements(Generic[T]):
 
     def __init__(
         self,
-        file: BinaryIO,
+        file: Stream,
         path: Path,
         key: str,
         decode: Callable[[bytes], list[T]],
@@ -167,7 +168,9 @@ class Elements(Generic[T]):
         try:
             batch = self._decode(b"[" + text + b"]") if ends else []
         except (msgspec.DecodeError, RecursionError):
-            batch = [element for start, end in zip(starts, ends, strict=True) for element in self._one(text[start : end + 1])]
+            batch = [
+                element for start, end in zip(starts, ends, strict=True) for element in self._one(text[start : end + 1])
+            ]
             self.lost += _junk(text, starts, ends)
         return batch, close is not None
 

@@ -90,7 +90,9 @@ class _Export:
     def _plain_tables(self) -> dict[str, tuple[str, set[str]]]:
         """Name without version -> name and columns of each plain table; views and virtual tables run foreign code."""
         found: dict[str, tuple[str, set[str]]] = {}
-        rows = self._database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+        rows = self._database.execute(
+            "SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name"
+        ).fetchall()
         for name, sql in rows[:1000]:
             if re.fullmatch(r"\w{1,100}", str(name)) and re.match(r"\s*CREATE\s+TABLE\b", str(sql), re.IGNORECASE):
                 columns = {str(row[1]) for row in self._database.execute(f'PRAGMA table_info("{name}")')}
@@ -130,7 +132,7 @@ class _Export:
         if not {"id", "value"} <= self._tables.get("StringIds", ("", set()))[1] or column not in self._tables[table][1]:
             return {}
         query = (
-            f'SELECT CAST(id AS INTEGER), substr(CAST(value AS TEXT), 1, {MAX_NAME}) FROM StringIds '
+            f"SELECT CAST(id AS INTEGER), substr(CAST(value AS TEXT), 1, {MAX_NAME}) FROM StringIds "
             f'WHERE id IN (SELECT DISTINCT "{column}" FROM "{self._tables[table][0]}") LIMIT {MAX_NAMES}'
         )
         return {number: text_of(value) for number, value in self._database.execute(query)}
@@ -172,7 +174,10 @@ class _Export:
                 tracks.append(self.columns.tracks["thread", thread])
                 category = "lock" if activity.table == "OSRT_API" and _LOCK.match(text) else activity.category
                 categories.append(self.columns.categories[category])
-            self._add(np.array(batch, dtype=np.int64), names, categories, tracks, 3, 4)
+            table = np.array(batch, dtype=np.int64)
+            if activity.table == "OSRT_API":
+                table[:, 4] = -1  # counted apart from CUDA's
+            self._add(table, names, categories, tracks, 3, 4)
 
     def _add(
         self, table: Ints, names: list[int], categories: list[int], tracks: list[int], process: int, correlation: int,
@@ -202,7 +207,9 @@ class _Export:
         rows: list[tuple[int, int, int]] = []
         names, tracks = [], []
         unfinished = 0
-        for start, end, kind, text_id, thread, text in self._database.execute(f'SELECT {wanted}, {has_text} FROM "{name}"'):
+        for start, end, kind, text_id, thread, text in self._database.execute(
+            f'SELECT {wanted}, {has_text} FROM "{name}"'
+        ):
             label = text_of(text) if text is not None else strings.get(text_id, "")
             if kind == MARK:
                 self.columns.instant(start, label, "user_annotation", self.columns.tracks["thread", thread])

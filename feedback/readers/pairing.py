@@ -102,16 +102,16 @@ class Counters:
             points.sort()
             at = np.array([at for at, _ in points], dtype=np.int64)
             n = len(at)
-            same = {
-                what: np.full(n, number, dtype=np.int32)
-                for what, number in (
-                    ("name", self._columns.names[self._names[key]]),
-                    ("category", self._columns.categories["counter"]),
-                    ("track", self._columns.tracks[key]),
+            name, category, track = (
+                np.full(n, number, dtype=np.int32)
+                for number in (
+                    self._columns.names[self._names[key]],
+                    self._columns.categories["counter"],
+                    self._columns.tracks[key],
                 )
-            }
+            )
             values = np.array([value for _, value in points], dtype=np.float64)
-            self._columns.add(at, np.append(at[1:], at[-1:]), **same, value=values)
+            self._columns.add(at, np.append(at[1:], at[-1:]), name, category, track, value=values)
         self._series = {}
 
 
