@@ -19,6 +19,7 @@ import numpy as np
 from feedback.readers import Unreadable, compressed
 from feedback.readers.chrome_events import (
     EXACT_BELOW_US,
+    LATEST_US,
     NO_ARGS,
     Counter,
     Event,
@@ -39,7 +40,7 @@ from sandboxes.results import ArmName
 
 CATEGORIES = {
     "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
-    "Operator": "cpu_op", "operator": "cpu_op", "FEE": "python_function",
+    "Operator": "cpu_op", "operator": "cpu_op", "FEE": "python_function", "fee": "python_function",
 }  # fmt: skip
 """Older words of torch.profiler, and viztracer's, in the words of today's torch.profiler."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
@@ -121,7 +122,7 @@ class _Trace:
         columns, n = self.columns, len(events)
         duration_us = floats(events, "dur")
         start_us = floats(events, "ts")
-        usable = (duration_us >= 0) & (duration_us < EXACT_BELOW_US) & (np.abs(start_us) < LATEST_NS // 1000)
+        usable = (duration_us >= 0) & (duration_us < EXACT_BELOW_US) & (np.abs(start_us) < LATEST_US)
         if not usable.all():
             columns.lost += int(n - usable.sum())
             events = [event for event, good in zip(events, usable.tolist(), strict=True) if good]
@@ -200,10 +201,13 @@ class _Trace:
         self._counters.finish()
         self.columns.lost += self._flows.lost
         clock, shift_ns = _clock(members)
+        viztracer = members.get("viztracer_metadata")
+        if isinstance(viztracer, dict) and viztracer.get("overflow"):
+            self.columns.notes.append("the tracer's buffer overflowed: the oldest events are gone")
         categories = set(self.columns.categories.distinct)
         spans = self.columns.spans(
             path, probe, stage, arm, clock=clock, shift_ns=shift_ns,
-            has_native_times="viztracer_metadata" not in members and bool(categories - FROM_PYTHON),
+            has_native_times=viztracer is None and bool(categories - FROM_PYTHON),
         )  # fmt: skip
         self._flows.join(spans)
         return replace(spans, tracks=self._tracks(spans))

@@ -17,6 +17,8 @@ from feedback.spans import Ints
 EXACT_BELOW_US = float(1 << 43)
 """Microseconds up to here are apart by less than a nanosecond as a float; beyond, decimals are needed."""
 
+LATEST_US = LATEST_NS // 1000
+
 Id = int | str | float | None
 
 
@@ -109,14 +111,12 @@ def whole_nanoseconds(us: npt.NDArray[np.float64]) -> Ints:
 
 def nanoseconds(us: float | Decimal) -> int:
     """Microseconds as whole nanoseconds; LATEST_NS for what is no time."""
-    if not us.is_finite() if isinstance(us, Decimal) else not math.isfinite(us):
+    if isinstance(us, Decimal):
+        return round(us * 1000) if us.is_finite() and abs(us) < LATEST_US else LATEST_NS
+    if not abs(us) < LATEST_US:
         return LATEST_NS
-    if abs(us) >= LATEST_NS // 1000:
-        return LATEST_NS
-    if isinstance(us, float):
-        whole = math.floor(us)
-        return whole * 1000 + round((us - whole) * 1000)
-    return round(us * 1000)
+    whole = math.floor(us)
+    return whole * 1000 + round((us - whole) * 1000)
 
 
 def async_key(event: Event) -> tuple[Any, ...]:

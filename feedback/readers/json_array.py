@@ -166,7 +166,7 @@ class Elements(Generic[T]):
         self._buffer = self._buffer[used:]
         batch: list[T] = []
         try:
-            batch = self._decode(b"[" + text + b"]") if ends else []
+            batch = self._decode(b"[" + text + b"]") if text.strip() else []
         except (msgspec.DecodeError, RecursionError):
             batch = [
                 element for start, end in zip(starts, ends, strict=True) for element in self._one(text[start : end + 1])

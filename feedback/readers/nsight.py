@@ -22,7 +22,8 @@ from feedback.spans import Ints, Spans, Track
 from sandboxes.results import ArmName
 
 MAX_STEPS = 20_000
-"""Rounds of a million SQLite instructions after which a query is given up: a billion rows don't need them."""
+STEP = 1_000_000
+"""Instructions of SQLite in a step. Reading is given up after MAX_STEPS; a billion rows don't need them."""
 BATCH_ROWS = 50_000
 MAX_NOTES = 20
 WARNING = 2
@@ -83,7 +84,7 @@ class _Export:
         for pragma in ("trusted_schema = OFF", "cell_size_check = ON", "query_only = ON"):
             database.execute(f"PRAGMA {pragma}")
         steps = iter(range(MAX_STEPS))
-        database.set_progress_handler(lambda: next(steps, None) is None, 1_000_000)
+        database.set_progress_handler(lambda: next(steps, None) is None, STEP)
         self.columns = Columns()
         self._tables = self._plain_tables()
 

@@ -149,7 +149,9 @@ def _add(columns: Columns, request: _Request) -> None:
                 start, end = _integer(span.start_time_unix_nano), _integer(span.end_time_unix_nano)
                 track = columns.tracks[process, *_thread(span, pid)]
                 category = columns.categories[KINDS.get(span.kind, "internal") if isinstance(span.kind, int) else ""]
-                rows.append((start, end if start > 0 else -1, columns.names[span.name], category, track))
+                if start <= 0:
+                    start, end = 0, -1  # no time: lost
+                rows.append((start, end, columns.names[span.name], category, track))
     if rows:
         table = np.array(rows, dtype=np.int64)
         start_ns, end_ns = np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])
