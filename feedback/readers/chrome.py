@@ -32,7 +32,7 @@ from feedback.readers.chrome_events import (
     numbers,
     whole_nanoseconds,
 )
-from feedback.readers.columns import LATEST_NS, MAX_NAMES, MAX_TRACKS, Columns, Numbering, text_of
+from feedback.readers.columns import LATEST_NS, MAX_NAMES, MAX_TRACKS, Columns, Numbering, short, text_of
 from feedback.readers.json_array import Elements
 from feedback.readers.pairing import Counters, Flows, Pairs
 from feedback.spans import Spans, Track, TrackKind
@@ -50,15 +50,15 @@ FROM_PYTHON = {"python_function", "counter", ""}
 """Categories that are stamped by Python code."""
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BARE = re.compile(rb'\s*\[\s*(?:\]|\{[^\x00]*?"ph"\s*:\s*")')
+_BARE = re.compile(rb'\[\s*(?:\]|\{[^\x00]*?"ph"\s*:\s*")')
 
 
 def fits(path: Path, head: bytes) -> bool:
-    """Whether it is JSON with `traceEvents`, or an array of objects with a phase."""
-    start = compressed.start(head)
-    return bool(_EVENTS.search(start) and start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")) or bool(
-        _BARE.match(start)
-    )
+    """Whether it is an object with `traceEvents` (or called `.trace.json`), or an array of objects with a phase."""
+    start = compressed.start(head).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.startswith(b"{"):
+        return bool(_EVENTS.search(start)) or ".trace.json" in path.name
+    return bool(_BARE.match(start))
 
 
 def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[Spans]:
@@ -174,19 +174,19 @@ class _Trace:
         elif phase in "eF":
             self._pairs.end(async_key(event), at)
         elif phase in "stf":
-            self._flows.point((event.cat, event.id, event.name), at, self.columns.tracks[where])
+            self._flows.point(short((event.cat, event.id, event.name)), at, self.columns.tracks[where])
         else:
             track = self.columns.tracks[where] if event.tid not in (None, "") else -1
             self.columns.instant(at, event.name, event.cat, track)
 
     def _metadata(self, event: Event) -> None:
-        args = event.args or NO_ARGS
+        args, pid = event.args or NO_ARGS, short(event.pid)
         if event.name == "thread_name" and len(self._threads) < MAX_TRACKS:
-            self._threads[event.pid, event.tid] = text_of(args.name)
+            self._threads[pid, short(event.tid)] = text_of(args.name)
         elif event.name == "process_name" and len(self._processes) < MAX_TRACKS:
-            self._processes[event.pid] = text_of(args.name)
+            self._processes[pid] = text_of(args.name)
         elif event.name == "process_labels" and len(self._labels) < MAX_TRACKS:
-            self._labels[event.pid] = text_of(args.labels)
+            self._labels[pid] = text_of(args.labels)
 
     def _count(self, event: Counter) -> None:
         at = nanoseconds(event.ts)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from feedback.readers.columns import LATEST_NS
+from feedback.readers.columns import LATEST_NS, short
 from feedback.spans import Ints
 
 EXACT_BELOW_US = float(1 << 43)
@@ -119,8 +119,8 @@ def nanoseconds(us: float | Decimal) -> int:
     return whole * 1000 + round((us - whole) * 1000)
 
 
-def async_key(event: Event) -> tuple[Any, ...]:
+def async_key(event: Event) -> Any:
     """What the begin and the end of an asynchronous interval share."""
     id2 = event.id2 if isinstance(event.id2, dict) else {}
     local = id2.get("local")
-    return event.cat, str(id2.get("global", event.id)), None if local is None else (event.pid, str(local))
+    return short((event.cat, str(id2.get("global", event.id)), None if local is None else (event.pid, str(local))))

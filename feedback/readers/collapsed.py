@@ -34,8 +34,7 @@ def fits(path: Path, head: bytes) -> bool:
 def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[Stacks]:
     """One Stacks, counted in samples. Raises OSError, and Unreadable at the first line that is no stack; a last line
     that is cut off only counts as lost."""
-    table, names, lost = Table(), _Threads(), 0
-    rows: list[tuple[str, tuple[int, ...], float]] = []
+    table, names = Table(), _Threads()
     with path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES):
@@ -46,14 +45,12 @@ def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[Stacks]:
             weight = float(match[2]) if match else math.nan
             if match and weight < 1e15:
                 thread, frames = names.split(match[1].split(";"))
-                rows.append((thread, tuple(table.frames[_frame(text)] for text in frames if text), weight))
-            elif line.endswith(b"\n") or len(line) == MAX_LINE_BYTES or not rows:
+                table.add(thread, (table.frames[_frame(text)] for text in frames if text), weight)
+            elif line.endswith(b"\n") or len(line) == MAX_LINE_BYTES or not len(table):
                 raise Unreadable(path, number, f"no stack with a number behind it: {text_of(line[:80])}")
             else:
-                lost += 1
-    for thread, stack, weight in rows:
-        table.add(names.name(thread), stack, weight)
-    table.lost += lost
+                table.lost += 1
+    table.rename(names.name)
     return [table.stacks(path, probe, stage, arm)]
 
 

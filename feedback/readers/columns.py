@@ -30,6 +30,13 @@ def text_of(value: object) -> str:
     return clean(str(value)[:MAX_NAME]).strip()
 
 
+def short(key: Any) -> Any:
+    """A key that a file made up, its texts cut to MAX_NAME characters."""
+    if isinstance(key, tuple):
+        return tuple(short(part) for part in key)
+    return key[:MAX_NAME] if isinstance(key, str) else key
+
+
 class Numbering(dict[Any, int]):
     """A number for each distinct value that is looked up, from 0; values beyond `limit` share the last one."""
 
@@ -46,7 +53,7 @@ class Numbering(dict[Any, int]):
             if len(self.distinct) >= self._limit:
                 return self.distinct.setdefault(OTHERS, len(self.distinct))
             number = self.distinct[value] = len(self.distinct)
-        if len(self) < 2 * self._limit and not (isinstance(key, str) and len(key) > MAX_NAME):
+        if len(self) < 2 * self._limit and short(key) == key:
             self[key] = number
         return number
 
@@ -57,10 +64,12 @@ class Columns:
 
     names: Numbering = field(default_factory=lambda: Numbering(MAX_NAMES, text_of))
     categories: Numbering = field(default_factory=lambda: Numbering(MAX_NAMES, text_of))
-    tracks: Numbering = field(default_factory=lambda: Numbering(MAX_TRACKS, lambda key: key))
+    tracks: Numbering = field(default_factory=lambda: Numbering(MAX_TRACKS, short))
     """By any key that the reader turns into a Track."""
     instants: list[Instant] = field(default_factory=list)
     lost: int = 0
+    skipped: int = 0
+    """Moments that were too many to keep."""
     notes: list[str] = field(default_factory=list)
     _parts: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
     _length: int = 0
@@ -101,9 +110,12 @@ class Columns:
         self._length += n
 
     def instant(self, at_ns: int, name: object, category: object, track: int) -> None:
-        """Append a moment; those beyond MAX_INSTANTS count as lost."""
-        if len(self.instants) >= MAX_INSTANTS or not -LATEST_NS < at_ns < LATEST_NS:
+        """Append a moment. One at no time counts as lost; those beyond MAX_INSTANTS are noted."""
+        if not -LATEST_NS < at_ns < LATEST_NS:
             self.lost += 1
+            return
+        if len(self.instants) >= MAX_INSTANTS:
+            self.skipped += 1
             return
         self.instants.append(Instant(at_ns, text_of(name), text_of(category), track))
 
@@ -119,6 +131,8 @@ class Columns:
         shift_ns: int = 0,
     ) -> Spans:
         """What was collected, sorted by start, an interval before those inside it. Empties the parts."""
+        if self.skipped:
+            self.notes.append(f"{self.skipped} moments after the first {MAX_INSTANTS} were not kept")
         empty = np.empty(0, dtype=np.int64)
         columns = {key: np.concatenate(self._parts.pop(key)) for key in tuple(self._parts)}
         start, end = columns.pop("start_ns", empty), columns.pop("end_ns", empty)

@@ -14,6 +14,7 @@ from feedback.spans import Ints, Spans
 MAX_OPEN = 100_000
 MAX_POINTS = 2_000_000
 """Counter values, and ends of flows, that are kept."""
+MAX_SERIES = 10_000
 MAX_DEPTH = 64
 """How many intervals that started before a flow's point are looked at for the one around it."""
 
@@ -89,7 +90,7 @@ class Counters:
 
     def value(self, key: Hashable, at_ns: int, name: str, value: float) -> None:
         """One value. `key` becomes a track of the columns."""
-        if self._n >= MAX_POINTS:
+        if self._n >= MAX_POINTS or (key not in self._series and len(self._series) >= MAX_SERIES):
             self._columns.lost += 1
             return
         self._n += 1

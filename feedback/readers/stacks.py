@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,8 @@ from sandboxes.results import ArmName
 
 MAX_STACKS = 500_000
 """Distinct stacks that are kept; the weight of further ones is lost."""
+MAX_KEPT = 20_000_000
+"""Frames of all distinct stacks together."""
 MAX_DEPTH = 1000
 """Frames of a stack that are kept, the outermost ones; deeper ones count for the last of them."""
 
@@ -39,6 +41,7 @@ class Table:
         self.frames = Numbering(MAX_NAMES, lambda frame: frame)
         self.threads = Numbering(MAX_TRACKS, text_of)
         self.lost = 0
+        self._kept = 0
         self._weights: dict[tuple[int, tuple[int, ...]], float] = {}
 
     def __len__(self) -> int:
@@ -47,10 +50,22 @@ class Table:
     def add(self, thread: str, frames: Iterable[int], weight: float) -> None:
         """Add weight to a stack, given by the numbers of its frames, outermost first."""
         key = (self.threads[thread], tuple(frames)[:MAX_DEPTH])
-        if key not in self._weights and len(self._weights) >= MAX_STACKS:
-            self.lost += 1
-            return
+        if key not in self._weights:
+            self._kept += len(key[1])
+            if len(self._weights) >= MAX_STACKS or self._kept > MAX_KEPT:
+                self.lost += 1
+                return
         self._weights[key] = self._weights.get(key, 0.0) + weight
+
+    def rename(self, name: Callable[[str], str]) -> None:
+        """Give the threads other names; those of one name become one thread."""
+        before, self.threads = tuple(self.threads.distinct), Numbering(MAX_TRACKS, text_of)
+        numbers = [self.threads[name(thread)] for thread in before]
+        weights: dict[tuple[int, tuple[int, ...]], float] = {}
+        for (thread, stack), weight in self._weights.items():
+            key = (numbers[thread], stack)
+            weights[key] = weights.get(key, 0.0) + weight
+        self._weights = weights
 
     def stacks(
         self,

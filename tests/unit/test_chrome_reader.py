@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hostile import fuzz, sound_spans, survives, unpacked
 
-from feedback.readers import Unreadable, json_array
+from feedback.readers import Unreadable, columns, json_array
 from feedback.readers.chrome import fits, read
 from feedback.readers.formats import detect
 from feedback.spans import Spans
@@ -221,6 +221,21 @@ def test_names_are_printable_and_cut(tmp_path: Path) -> None:
     assert len(spans.names[0]) <= 1024
 
 
+def test_moments_that_are_too_many_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "MAX_INSTANTS", 3)
+    mark = {"ph": "i", "name": "m", "pid": 1, "tid": 1}
+    spans = trace(written(tmp_path, [{**mark, "ts": n} for n in range(5)]))
+    assert (len(spans.instants), spans.lost) == (3, 0)
+    assert spans.notes == ("2 moments after the first 3 were not kept",)
+
+
+def test_ids_made_of_long_texts_are_cut(tmp_path: Path) -> None:
+    long = "p" * 100_000
+    name = {"ph": "M", "name": "thread_name", "pid": long, "tid": long, "args": {"name": "main"}}
+    spans = trace(written(tmp_path, [name, x("a", 1, 1, pid=long, tid=long), x("b", 3, 1, pid=long, tid=long)]))
+    assert [(t.name, len(t.process)) for t in spans.tracks] == [("main", 1024)]
+
+
 # Forms of the file.
 
 
@@ -233,6 +248,12 @@ def test_arrays_may_stay_open(tmp_path: Path) -> None:
         assert len(spans) == 3
         assert spans.lost == lost
         assert "ends inside" in spans.notes[0]
+
+
+def test_a_long_head_is_recognised_by_the_name(tmp_path: Path) -> None:
+    head = ('{"stackFrames": {' + '"1": {"name": "f"}, ' * 10_000).encode()
+    assert fits(tmp_path / "host.pt.trace.json", head)
+    assert not fits(tmp_path / "result.json", head)
 
 
 def test_closed_arrays_and_what_stands_around_them(tmp_path: Path) -> None:

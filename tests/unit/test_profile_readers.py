@@ -9,6 +9,7 @@ import pytest
 from hostile import fuzz, sound_stacks
 
 from feedback.readers import Unreadable, collapsed, speedscope
+from feedback.readers import stacks as stacks_module
 from feedback.readers.formats import detect
 from feedback.spans import Frame, Stacks
 
@@ -116,6 +117,15 @@ def test_deep_stacks_are_cut_and_text_is_printable(tmp_path: Path) -> None:
     assert len(stacks.stacks[0]) == 1000
     assert all((f.function + f.file).isprintable() for f in stacks.frames)
     assert all(f.line is None for f in stacks.frames)
+
+
+def test_stacks_beyond_the_bounds_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = text(tmp_path, "a;b 1\na;c 2\na;d 3\na;b 4\n")
+    monkeypatch.setattr(stacks_module, "MAX_STACKS", 2)
+    stacks = raw(content)
+    assert (stacks.weight.tolist(), stacks.lost) == ([5, 2], 1)
+    monkeypatch.setattr(stacks_module, "MAX_KEPT", 3)
+    assert raw(content).weight.tolist() == [5]
 
 
 def test_logs_are_no_stacks(tmp_path: Path) -> None:
