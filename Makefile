@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast check bench bench-acceptance wheel clean
+.PHONY: demo test test-fast check bench bench-acceptance bench-feedback wheel clean
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -34,8 +34,11 @@ bench: $(READY)  ## the orchestrator's own cost per experiment
 bench-acceptance: $(READY)  ## false accepts and power of the acceptance rule on this machine: about an hour
 	$(BIN)/python benchmarks/acceptance.py --json bench-acceptance.json
 
+bench-feedback: $(READY)  ## a million-event trace read and analysed, beside HolisticTraceAnalysis and Perfetto: some minutes
+	$(BIN)/python benchmarks/feedback_traces.py $(BENCH_FEEDBACK)
+
 wheel: $(READY)
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) dist build bench-acceptance.json
+	rm -rf $(VENV) .venv-peers dist build bench-acceptance.json

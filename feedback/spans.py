@@ -52,7 +52,8 @@ class Spans:
     correlation: Ints
     """Joins a launch with what it launched; -1 for none."""
     columns: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-    """Further numbers, NaN where an interval has none: `bytes`, `flops`."""
+    """Further numbers, NaN where an interval has none: `bytes`, `flops`, `value` (of a counter, until its next one),
+    `external_id` (torch.profiler's number of the operator that an interval belongs to)."""
     instants: tuple[Instant, ...] = ()
     clock: str = "unknown"
     """Name of the clock; times of two files compare only if both name the same one."""

@@ -60,6 +60,7 @@ HOMES = {
     "tiktoken": ("sandboxes.tokens",),
     "scipy": ("feedback.stats",),
     "numpy": ("feedback",),
+    "msgspec": ("feedback.readers",),
     "prometheus_client": ("feedback.readers.prometheus",),
     "junitparser": ("feedback.readers.junit",),
     "pytest": ("sandboxes.testing",),
