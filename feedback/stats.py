@@ -22,8 +22,11 @@ from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from scipy.stats import norm
 from scipy.stats import t as student_t
 
+from feedback.intervals import Intervals, clipped, covered, overlap, whole
 from feedback.observations import Measurement
 from feedback.signals import Direction
 
@@ -213,3 +216,119 @@ def minimum_detectable_effect(sd: float, rule: Rule, power: float = 0.9) -> floa
     luck = _quantile(power, n - 1) * error
     cleared = math.log1p(rule.floor) + _quantile(1 - tail_of(rule), n - 1) * error
     return math.expm1(max(cleared, math.log1p(rule.min_effect)) + luck)
+
+
+SHIFTS = 2000
+MAX_SHIFTED = 20_000
+"""Intervals that a shift test looks at; of more it takes the stretch in the middle, which keeps their order."""
+
+
+class Overlap(NamedTuple):
+    """How much of the time of B lies inside A, against what chance gives."""
+
+    share: float
+    """Of B's time."""
+    expected: float
+    """Mean share over circular shifts of B, which is about A's share of the window."""
+    whole: int
+    """Intervals of B that lie wholly inside one of A."""
+    whole_expected: float
+    p_low: float
+    """How often a shift overlaps as little as was seen."""
+    p_high: float
+    """How often a shift overlaps as much."""
+    n_a: int
+    n_b: int
+    start: int
+    """The window: where both sets have something before and after."""
+    end: int
+
+
+def shift_test(a: Intervals, b: Intervals, seed: int = 0) -> Overlap | None:
+    """Overlap of two sets of intervals against circular shifts of B, which keep each set's own rhythm.
+
+    Looks only at the window in which both sets are active, so that one phase after the other is no finding. None if
+    either set has nothing there.
+    """
+    if not a or not b:
+        return None
+    lo, hi = int(max(a.start[0], b.start[0])), int(min(a.end[-1], b.end[-1]))
+    a, b = clipped(a, lo, hi), clipped(b, lo, hi)
+    if len(b.start) > MAX_SHIFTED:
+        skip = (len(b.start) - MAX_SHIFTED) // 2
+        lo, hi = int(b.start[skip]), int(b.end[skip + MAX_SHIFTED - 1])
+        a, b = clipped(a, lo, hi), clipped(b, lo, hi)
+    if not a or not b:
+        return None
+    length = hi - lo
+    a, b = Intervals(a.start - lo, a.end - lo), Intervals(b.start - lo, b.end - lo)
+    seen, n_whole = int(overlap(a, b.start, b.end).sum()), int(whole(a, b.start, b.end).sum())
+    n_shifts = int(min(SHIFTS, max(200, 2_000_000 // len(b.start))))
+    twice = Intervals(np.concatenate((a.start, a.start + length)), np.concatenate((a.end, a.end + length)))
+    shares, wholes = np.empty(n_shifts), np.empty(n_shifts)
+    for k, shift in enumerate(np.random.default_rng(seed).integers(0, length, n_shifts)):
+        start, end = b.start + shift, b.end + shift
+        shares[k] = int((covered(twice, end) - covered(twice, start)).sum())
+        wholes[k] = int(whole(twice, start, end).sum())
+    return Overlap(
+        seen / b.total, float(shares.mean()) / b.total, n_whole, float(wholes.mean()),
+        float((1 + (shares <= seen).sum()) / (1 + n_shifts)), float((1 + (shares >= seen).sum()) / (1 + n_shifts)),
+        len(a.start), len(b.start), lo, hi,
+    )  # fmt: skip
+
+
+def share_interval(k: float, n: float, tail: float) -> tuple[float, float]:
+    """Wilson's interval for a share of `k` in `n` counts; each end fails with about probability `tail`."""
+    if n <= 0:
+        return 0.0, 1.0
+    z, share = _normal(tail), k / n
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(max(share * (1 - share), 0.0) / n + z * z / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def share_change(before: tuple[float, float], after: tuple[float, float], tail: float) -> tuple[float, float]:
+    """Newcombe's interval for the change of a share; `before` and `after` are (counts, of how many)."""
+    (k0, n0), (k1, n1) = before, after
+    p0, p1 = k0 / n0 if n0 > 0 else 0.0, k1 / n1 if n1 > 0 else 0.0
+    (lo0, hi0), (lo1, hi1) = share_interval(k0, n0, tail), share_interval(k1, n1, tail)
+    change = p1 - p0
+    return change - math.hypot(p1 - lo1, hi0 - p0), change + math.hypot(hi1 - p1, p0 - lo0)
+
+
+@cache
+def _normal(tail: float) -> float:
+    return float(norm.ppf(1 - tail))
+
+
+def ratio_interval(
+    parts: npt.NDArray[np.float64], wholes: npt.NDArray[np.float64], tail: float
+) -> tuple[float, float, float]:
+    """sum(parts) / sum(wholes) with an interval by leaving out one block (one entry) at a time; (ratio, lo, hi).
+
+    Blocks should be long against what repeats inside them. With fewer than three the interval is all there is.
+    """
+    total = float(wholes.sum())
+    ratio = float(parts.sum()) / total if total > 0 else 0.0
+    rest = total - wholes
+    n = len(parts)
+    if n < 3 or not (rest > 0).all():
+        return ratio, -math.inf, math.inf
+    left = (parts.sum() - parts) / rest
+    error = math.sqrt((n - 1) / n * float(((left - left.mean()) ** 2).sum()))
+    half = _quantile(1 - tail, n - 1) * error
+    return ratio, ratio - half, ratio + half
+
+
+def log_change(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64], tail: float) -> Interval | None:
+    """Welch's interval for mean ln(after) - mean ln(before) of positive values of two runs; None under three each."""
+    before, after = np.log(before[before > 0]), np.log(after[after > 0])
+    if min(len(before), len(after)) < 3:
+        return None
+    v0, v1 = float(before.var(ddof=1)) / len(before), float(after.var(ddof=1)) / len(after)
+    mean = float(after.mean() - before.mean())
+    if v0 + v1 <= 0:
+        return Interval(mean, mean, mean, 1 - 2 * tail)
+    degrees = (v0 + v1) ** 2 / (v0**2 / (len(before) - 1) + v1**2 / (len(after) - 1))
+    half = _quantile(1 - tail, max(1, int(degrees))) * math.sqrt(v0 + v1)
+    return Interval(mean, mean - half, mean + half, 1 - 2 * tail)
