@@ -142,7 +142,7 @@ def nest(start: Ints, end: Ints, lane: npt.NDArray[np.integer]) -> Nesting:
     order = _outer_first(s, e, lane)
     s, e = s[order], e[order]
     full = e > s
-    began = np.cumsum(full) - full
+    began: Ints = np.cumsum(full) - full
     depth = began - np.searchsorted(np.sort(e[full]), s, side="right")
     # The parent is the last one before it that is one level up: found by one search over (level, position).
     rank = depth * (n + 1) + np.arange(n)
@@ -176,7 +176,7 @@ def _outer_first(s: Ints, e: Ints, lane: npt.NDArray[np.integer]) -> Ints:
 
 def _small(values: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     """Values as 16 bits where they fit: numpy sorts those by radix, ten times faster."""
-    return values.astype(np.int16) if len(values) and 0 <= values.min() and values.max() < 1 << 15 else values
+    return values.astype(np.int16) if len(values) and values.min() >= 0 and values.max() < 1 << 15 else values
 
 
 def outermost(start: Ints, end: Ints, lane: npt.NDArray[np.integer]) -> Ints:

@@ -263,7 +263,7 @@ def shift_test(a: Intervals, b: Intervals, seed: int = 0) -> Overlap | None:
     length = hi - lo
     a, b = Intervals(a.start - lo, a.end - lo), Intervals(b.start - lo, b.end - lo)
     seen, n_whole = int(overlap(a, b.start, b.end).sum()), int(whole(a, b.start, b.end).sum())
-    n_shifts = int(min(SHIFTS, max(200, 2_000_000 // len(b.start))))
+    n_shifts = int(min(SHIFTS, max(200, 1_000_000 // len(b.start))))
     twice = Intervals(np.concatenate((a.start, a.start + length)), np.concatenate((a.end, a.end + length)))
     shares, wholes = np.empty(n_shifts), np.empty(n_shifts)
     for k, shift in enumerate(np.random.default_rng(seed).integers(0, length, n_shifts)):

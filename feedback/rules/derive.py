@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from feedback.criteria import Criteria
 from feedback.observations import Observation
 from feedback.rules import Rule, correctness, parity, performance, stability
+from feedback.rules.utilization import critical_path, difference, exposed, idle, locks, overlap, spin
 from feedback.signals import Signal
 
 RULES: tuple[Rule, ...] = (
@@ -17,6 +18,16 @@ RULES: tuple[Rule, ...] = (
     parity.numeric_error,
     performance.bench_delta,
     performance.instructions,
+    overlap.no_overlap,
+    locks.gil,
+    locks.lock_wait,
+    spin.spin,
+    idle.idle_device,
+    idle.launch_gap,
+    exposed.copy_exposed,
+    exposed.comm_exposed,
+    critical_path.critical_path,
+    difference.profile_diff,
     stability.env_contention,
     stability.runtime_event,
 )

@@ -82,7 +82,8 @@ def compare(pair: Pair[T], look: Callable[[T], Sequence[State]]) -> list[Signal]
             else:
                 signals.append(restated(now.signal, f"{now.signal.message}; baseline: {was.said}"))
         elif was and was.is_bad and was.signal:
-            signals.append(restated(was.signal, f"no longer so: {now.said}; baseline: {was.signal.message}", "note"))
+            gone = was.signal.model_copy(update={"causes": (), "next": (), "caveats": ()})
+            signals.append(restated(gone, f"no longer so: {now.said}; baseline: {was.signal.message}", "note"))
     return signals
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feedback.intervals import Bools, Ints, Intervals, union
+from feedback.intervals import Bools, Intervals, Ints, union
 from feedback.signals import Evidence, IntervalLocation, ThreadLocation
 from feedback.spans import Spans
 
@@ -84,13 +84,9 @@ def devices(spans: Spans) -> list[Device]:
         rows = np.flatnonzero(work & mine[spans.track])
         if len(rows):
             kernels = rows[is_kernel[rows]]
-            found.append(
-                Device(
-                    name, tuple(by_name[name]), rows, launch[rows],
-                    union(spans.start_ns[rows], spans.end_ns[rows]),
-                    union(spans.start_ns[kernels], spans.end_ns[kernels]),
-                )  # fmt: skip
-            )
+            busy = union(spans.start_ns[rows], spans.end_ns[rows])
+            own = union(spans.start_ns[kernels], spans.end_ns[kernels])
+            found.append(Device(name, tuple(by_name[name]), rows, launch[rows], busy, own))
     return found
 
 
@@ -101,7 +97,7 @@ def steps(spans: Spans) -> Ints:
         return rows
     stems = np.array([re.sub(r"\d+", "", n) for n in spans.names])
     kinds, counts = np.unique(stems[spans.name[rows]], return_counts=True)
-    return rows[stems[spans.name[rows]] == kinds[np.argmax(counts)]]
+    return np.asarray(rows[stems[spans.name[rows]] == kinds[np.argmax(counts)]], dtype=np.int64)
 
 
 def blocks(lo: int, hi: int) -> tuple[Ints, Ints]:
