@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from feedback.criteria import Criteria
 from feedback.observations import Observation
 from feedback.rules import Rule, correctness, parity, performance, stability
-from feedback.rules.utilization import critical_path, difference, exposed, idle, locks, overlap, spin
+from feedback.rules.utilization import critical_path, difference, exposed, idle, launch, locks, overlap, spin
 from feedback.signals import Signal
 
 RULES: tuple[Rule, ...] = (
@@ -23,7 +23,7 @@ RULES: tuple[Rule, ...] = (
     locks.lock_wait,
     spin.spin,
     idle.idle_device,
-    idle.launch_gap,
+    launch.launch_gap,
     exposed.copy_exposed,
     exposed.comm_exposed,
     critical_path.critical_path,

@@ -88,3 +88,35 @@ def recorded_profile(name: str, arm: ArmName = "candidate", only_gil: bool = Fal
         if match and stack[match.end() :]:
             rows.append((match[1] or "thread", stack[match.end() :], float(count)))
     return stacks(rows, arm, only_gil, name)
+
+
+def device_events(
+    n: int,
+    host_us: float = 5,
+    kernel_us: float = 50,
+    latency_us: float = 5,
+    sync_every: int = 0,
+    device: str = "gpu0",
+    kernel: str = "gemm",
+    thread: str = "main",
+) -> list[Event]:
+    """A thread that launches kernels one after the other: an operator, a launch inside it, the kernel on its stream
+    when it is free. Now and then the thread waits for the device."""
+    events: list[Event] = []
+    now, free = 0.0, 0.0
+
+    def add(category: str, name: str, track: str, start: float, end: float, correlation: int = -1) -> None:
+        events.append((category, name, track, round(start * 1000), round(end * 1000), correlation))
+
+    for k in range(n):
+        launch = now + host_us
+        add("cpu_op", "aten::mm", thread, now, launch + 4)
+        add("cuda_runtime", "cudaLaunchKernel", thread, launch, launch + 3, k)
+        now = launch + 4
+        begin = max(launch + 3 + latency_us, free)
+        free = begin + kernel_us
+        add("kernel", kernel, f"{device}/7", begin, free, k)
+        if sync_every and k % sync_every == sync_every - 1:
+            add("cuda_runtime", "cudaStreamSynchronize", thread, now, max(now, free) + 2)
+            now = max(now, free) + 2
+    return events

@@ -76,7 +76,7 @@ def longest_path(spans: Spans) -> Path | None:
         return None
     calls = np.zeros(len(spans), np.bool_)
     calls[launch[tied]] = True
-    waits = host & timeline.named(spans, timeline.WAITS_FOR_DEVICE) & timeline.is_a(spans, "cuda_runtime")
+    waits = host & timeline.named(spans, timeline.WAITS_FOR_DEVICE) & timeline.is_a(spans, *timeline.RUNTIME)
     nodes = np.flatnonzero(device | calls | waits)
     before = _predecessors(spans, nodes, device, waits, launch)
     return _composed(spans, _walk(spans, nodes, before), device)
@@ -149,7 +149,7 @@ def _host_name(spans: Spans, stretches: Intervals, track: Ints) -> tuple[str, fl
     """The outermost operator that fills most of the path's host time."""
     names, sums = "", 0.0
     for one in np.unique(track).tolist():
-        rows = np.flatnonzero((spans.track == one) & ~timeline.is_a(spans, "user_annotation"))
+        rows = np.flatnonzero((spans.track == one) & timeline.is_a(spans, *timeline.HOST_WORK))
         rows = rows[outermost(spans.start_ns[rows], spans.end_ns[rows], spans.track[rows])]
         mine = Intervals(stretches.start[track == one], stretches.end[track == one])
         name, spent = timeline.longest_name(spans, rows, overlap(mine, spans.start_ns[rows], spans.end_ns[rows]))

@@ -170,7 +170,7 @@ def _of_traces(pair: Pair[Spans]) -> list[Signal]:
     if pair.baseline is None or pair.candidate is None:
         return []
     signals = []
-    for what, categories in (("kernels", timeline.DEVICE_WORK), ("operators", ("cpu_op", "cuda_runtime"))):
+    for what, categories in (("kernels", timeline.DEVICE_WORK), ("operators", ("cpu_op", *timeline.RUNTIME))):
         before, after = _names(pair.baseline, categories), _names(pair.candidate, categories)
         n = [sum(len(rows) for rows in names.rows.values()) for names in (before, after)]
         if min(n) < MIN_CALLS:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feedback.criteria import Criteria
-from feedback.intervals import Intervals, Ints, complement, intersection, outermost, overlap, union
+from feedback.intervals import NONE, Intervals, Ints, complement, intersection, outermost, overlap, union
 from feedback.observations import Observation
 from feedback.rules import rule
 from feedback.rules.utilization import arms, timeline
@@ -22,10 +21,10 @@ from feedback.stats import ratio_interval
 MIN_KERNELS = 50
 MIN_GAP_NS = 1_000
 """Shorter gaps lie between any two kernels of a busy stream."""
+MAX_GAP = 0.10
+"""Of the window: a longer one is a pause or a change of phase, not a habit, and is told apart."""
 MIN_IDLE = 0.10
 """Of the window: below it, filling every gap gains less than a tenth."""
-MAX_LAUNCH_LATENCY_NS = 50_000
-"""A launch reaches an idle device in about 3 to 10 us."""
 TAIL = 0.025
 
 
@@ -39,6 +38,8 @@ class Idle(NamedTuple):
     """Idle share of the window with its interval over blocks of it."""
     host_bound: Intervals
     """The part of the gaps before the next kernel's launch had returned."""
+    latency_ns: int
+    """The part between that return and the kernel's start."""
     others_busy_ns: int
     """How much of the gaps other devices worked."""
     is_launched: bool
@@ -70,32 +71,45 @@ def _look(spans: Spans) -> list[State]:
     for device in devices:
         if len(device.rows) < MIN_KERNELS:
             continue
-        idle = _idle(spans, device, devices)
-        share, lo, _ = idle.share
-        is_bad = share >= MIN_IDLE and lo > MIN_IDLE / 2
-        states.append(State(device.name, is_bad, f"idle {percent(share)}", _signal(spans, idle) if is_bad else None))
+        lo, hi = int(device.busy.start[0]), int(device.busy.end[-1])
+        gaps = complement(device.busy, lo, hi)
+        length = gaps.end - gaps.start
+        is_pause = length > MAX_GAP * (hi - lo)
+        is_gap = (length >= MIN_GAP_NS) & ~is_pause
+        pauses = Intervals(gaps.start[is_pause], gaps.end[is_pause])
+        usual = _idle(spans, device, devices, Intervals(gaps.start[is_gap], gaps.end[is_gap]), pauses)
+        share, low, _ = usual.share
+        is_bad = share >= MIN_IDLE and low > MIN_IDLE / 2
+        states.append(State(device.name, is_bad, f"idle {percent(share)}", _signal(spans, usual) if is_bad else None))
+        if pauses:
+            pause = _signal(spans, _idle(spans, device, devices, pauses, NONE))
+            noted = arms.restated(
+                pause, f"in {len(pauses.start)} pause(s) of more than a tenth: {pause.message}", "note"
+            )
+            states.append(State(f"{device.name} pause", True, f"{percent(pauses.total / (hi - lo))} in pauses", noted))
     return states
 
 
-def _idle(spans: Spans, device: Device, devices: Sequence[Device]) -> Idle:
+def _idle(spans: Spans, device: Device, devices: Sequence[Device], gaps: Intervals, without: Intervals) -> Idle:
+    """What some gaps of a device are; time in `without` doesn't count."""
     lo, hi = int(device.busy.start[0]), int(device.busy.end[-1])
-    gaps = complement(device.busy, lo, hi)
-    long = gaps.end - gaps.start >= MIN_GAP_NS
-    gaps = Intervals(gaps.start[long], gaps.end[long])
     starts, ends = timeline.blocks(lo, hi)
-    parts = (overlap(gaps, starts, ends)).astype(np.float64)
+    wholes = ends - starts - overlap(without, starts, ends)
+    full = wholes > 0
+    parts = overlap(gaps, starts, ends)
     first = np.searchsorted(spans.start_ns[device.rows], gaps.end, side="left")
     launch = device.launch[np.minimum(first, len(device.rows) - 1)]
     launched = np.where(launch >= 0, spans.end_ns[launch], gaps.start)
     late = launched > gaps.start
-    others = [d for d in devices if d is not device]
-    busy = union(np.concatenate([d.busy.start for d in others]), np.concatenate([d.busy.end for d in others])) \
-        if others else Intervals(gaps.start[:0], gaps.end[:0])  # fmt: skip
+    others = [d.busy for d in devices if d is not device] or [NONE]
+    busy = union(np.concatenate([b.start for b in others]), np.concatenate([b.end for b in others]))
     steps = timeline.steps(spans)
     return Idle(
-        device, gaps, hi - lo, ratio_interval(parts, (ends - starts).astype(np.float64), TAIL),
+        device, gaps, int(wholes.sum()),
+        ratio_interval(parts[full].astype(np.float64), wholes[full].astype(np.float64), TAIL),
         Intervals(gaps.start[late], np.minimum(launched[late], gaps.end[late])),
-        intersection(gaps, busy).total, bool((device.launch >= 0).mean() > 0.5), _queue(spans, device),
+        int(np.maximum(gaps.end - launched, 0)[late].sum()), intersection(gaps, busy).total,
+        bool((device.launch >= 0).mean() > 0.5), _queue(spans, device),
         overlap(gaps, spans.start_ns[steps], spans.end_ns[steps]),
     )  # fmt: skip
 
@@ -158,7 +172,7 @@ def _host_causes(spans: Spans, idle: Idle) -> tuple[Cause, ...]:
     """What the host did in the gaps, with the share of the host-bound time that each would explain."""
     gaps, total = idle.host_bound, max(1, idle.host_bound.total)
     host = timeline.on_host(spans)
-    runtime = host & timeline.is_a(spans, "cuda_runtime")
+    runtime = host & timeline.is_a(spans, *timeline.RUNTIME)
     syncs = np.flatnonzero(host & timeline.named(spans, timeline.WAITS_FOR_DEVICE))
     n_ended = np.searchsorted(gaps.end, spans.end_ns[syncs], side="right")
     inside = (n_ended < len(gaps.end)) & (spans.end_ns[syncs] > gaps.start[np.minimum(n_ended, len(gaps.end) - 1)])
@@ -182,7 +196,7 @@ def _host_causes(spans: Spans, idle: Idle) -> tuple[Cause, ...]:
          "the gaps stay when the synchronisation is taken out or made asynchronous"),
         (share_of("gc"), "garbage collection on the launching host", "the gaps stay under gc.disable()"),
         (share_of("lock"), "the launching host waits for a lock", "no lock wait of the launching thread in the gaps"),
-        (share_of("cuda_runtime"), f"launching costs more than the work (median kernel {short:.3g} us)",
+        (share_of(*timeline.RUNTIME), f"launching costs more than the work (median kernel {short:.3g} us)",
          "captured as a graph, or with longer kernels, the gaps stay"),
         (min(1.0, spent / total), f"host work between launches, most of it {top[:80]}",
          f"the gaps stay with {top[:60]} out of the way"),
@@ -205,13 +219,13 @@ def _ranked(known: Sequence[tuple[float, str, str]]) -> tuple[Cause, ...]:
 
 def _bubble_causes(others: float) -> tuple[Cause, ...]:
     return (
-        Cause(text="work is uneven between devices, or pipeline stages wait for one another", explains=min(1.0, others),
-              refutable_by="the busy time per step is the same on every device"),
+        Cause(text="pipeline stages wait for one another, or work is uneven between devices", explains=min(1.0, others),
+              refutable_by="the devices' busy times coincide at a finer look"),
     )  # fmt: skip
 
 
 def _other_causes(spans: Spans, idle: Idle) -> tuple[Cause, ...]:
-    rows = np.flatnonzero(timeline.on_host(spans) & ~timeline.is_a(spans, "user_annotation"))
+    rows = np.flatnonzero(timeline.on_host(spans) & timeline.is_a(spans, *timeline.HOST_WORK))
     host = union(spans.start_ns[rows], spans.end_ns[rows])
     busy = intersection(idle.gaps, host).total / idle.gaps.total
     if busy < 0.1:
@@ -219,6 +233,11 @@ def _other_causes(spans: Spans, idle: Idle) -> tuple[Cause, ...]:
             Cause(text="no work was offered: then it is the workload, not a bug", support="weak", explains=1 - busy,
                   refutable_by="requests were queued during the gaps"),
             Cause(text="host threads that the trace leaves out", support="weak", refutable_by="py-spy beside it"),
+        )  # fmt: skip
+    if idle.latency_ns >= 0.5 * idle.gaps.total:
+        return (
+            Cause(text="launches take long to reach the device", explains=idle.latency_ns / idle.gaps.total,
+                  refutable_by="an empty kernel launched alone starts within 10 us"),
         )  # fmt: skip
     return (
         Cause(text="launched work waits for an event, another stream or a peer", support="weak",
@@ -230,64 +249,8 @@ def _next(name: str, causes: Sequence[Cause]) -> tuple[str, ...]:
     if name == "bubble":
         return ("compare the devices' busy time step by step", "rebalance the stages or use more micro-batches")
     if name == "host_bound":
-        first = f"test first: {causes[0].refutable_by}" if causes else ""
+        first = (
+            f"take the first cause away and trace again; it is refuted if {causes[0].refutable_by}" if causes else ""
+        )
         return tuple(x for x in (first, "capture the step as a graph, or batch more work per launch") if x)
     return ("record host stacks (with_stack=True) or py-spy over the same window",)
-
-
-@rule(
-    "utilization.launch_gap",
-    says="launches take long to reach an idle device",
-    needs="a trace with device intervals and correlation ids",
-)
-def launch_gap(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
-    """Latency from the launch call's return to the start on a device that had nothing else to do."""
-    signals = []
-    for pair in arms.pairs(observations, criteria, Spans):
-        signals += arms.compare(pair, _look_at_launches)
-    return signals
-
-
-def _look_at_launches(spans: Spans) -> list[State]:
-    states = []
-    for device in timeline.devices(spans):
-        known = np.flatnonzero(device.launch >= 0)
-        starts = spans.start_ns[device.rows]
-        reach = np.maximum.accumulate(spans.end_ns[device.rows])
-        launched = spans.end_ns[device.launch[known]]
-        free = np.where(known > 0, reach[np.maximum(known - 1, 0)], launched)
-        on_idle = known[launched >= free]
-        latency = (starts[on_idle] - spans.end_ns[device.launch[on_idle]]).astype(np.float64)
-        if len(latency) < MIN_KERNELS:
-            continue
-        middle = float(np.median(np.maximum(latency, 0)))
-        is_bad = middle > MAX_LAUNCH_LATENCY_NS
-        said = f"median {middle / 1e3:.3g} us"
-        states.append(State(device.name, is_bad, said, _slow_launch(spans, device, latency) if is_bad else None))
-    return states
-
-
-def _slow_launch(spans: Spans, device: Device, latency: npt.NDArray[np.float64]) -> Signal:
-    middle, p99 = (float(np.percentile(latency, q)) / 1e3 for q in (50, 99))
-    return Signal(
-        rule_id="utilization.launch_gap", level="warning", finding="observed",
-        message=f"{device.name}: a launch takes {middle:.3g} us (p99 {p99:.3g}) to reach the idle device, "
-        f"over {len(latency)} launches",
-        locations=(timeline.stretch(spans, device.name, device.busy),),
-        measured=(
-            Quantity(name="launch_latency", value=middle, unit="us, median"),
-            Quantity(name="launch_latency_p99", value=p99, unit="us"),
-        ),
-        expected=(Quantity(name="launch_latency", value=10.0, unit="us, median"),),
-        causes=(
-            Cause(text="the driver's submission is delayed: busy driver thread, virtualised or shared device",
-                  refutable_by="an empty kernel launched alone takes as long"),
-            Cause(text="clocks of host and device drift apart", support="weak",
-                  refutable_by="kernels also begin before their launch"),
-        ),
-        next=("launch an empty kernel 1000 times and take the same latency",),
-        evidence=timeline.evidence(
-            spans, "start on the device minus return of the launch call", int(device.busy.start[0]),
-            int(device.busy.end[-1]), "join on correlation; device idle at the return",
-        ),
-    )  # fmt: skip

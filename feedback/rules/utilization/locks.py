@@ -50,19 +50,24 @@ def gil(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]
 def _look_at_gil(stacks: Stacks) -> list[State]:
     leaves = profiles.leaves(profiles.working(stacks))
     n = sum(leaves.values())
-    threads = {leaf.thread for leaf in leaves}
-    if n < MIN_SAMPLES or len(threads) < 2:
-        return []
-    states = []
+    by_thread: dict[str, float] = {}
     for leaf, k in leaves.items():
+        by_thread[leaf.thread] = by_thread.get(leaf.thread, 0.0) + k
+    if n < MIN_SAMPLES or len(by_thread) < 2:
+        return []
+    states: dict[str, State] = {}
+    for leaf, k in leaves.items():
+        # A function stands in the other arm even if an edit moved its lines; its hottest line comes first.
+        key = f"{leaf.thread}|{leaf.frame.file}|{leaf.frame.function}"
+        if key in states:
+            continue
         lo, hi = share_interval(k, n, TAIL)
-        others = sum(v for other, v in leaves.items() if other.thread != leaf.thread)
+        others = n - by_thread[leaf.thread]
         is_needed = share_interval(others, n, TAIL)[0] > MIN_OTHERS
         is_bad = lo > MIN_GIL_SHARE and is_needed and k > HOG * others
-        if k / n >= MIN_GIL_SHARE / 5:
-            signal = _gil_signal(stacks, leaf, k, n, others) if is_bad else None
-            states.append(State(str(leaf), is_bad, f"{percent(k / n)} [{percent(lo)}, {percent(hi)}]", signal))
-    return states
+        signal = _gil_signal(stacks, leaf, k, n, others) if is_bad else None
+        states[key] = State(key, is_bad, f"{percent(k / n)} [{percent(lo)}, {percent(hi)}]", signal)
+    return list(states.values())
 
 
 def _gil_signal(stacks: Stacks, leaf: profiles.Leaf, k: float, n: float, others: float) -> Signal:
@@ -167,7 +172,7 @@ def _holder(spans: Spans, track: int, waits: Intervals) -> tuple[str, float]:
     """The call of another thread of the process that covers most of the waits, and its share of them."""
     pid = spans.tracks[track].pid
     same = np.array([t.pid == pid and t.kind == "thread" and n != track for n, t in enumerate(spans.tracks)])
-    rows = np.flatnonzero(same[spans.track] & ~timeline.is_a(spans, "lock", "user_annotation"))
+    rows = np.flatnonzero(same[spans.track] & timeline.is_a(spans, *timeline.HOST_WORK) & ~timeline.is_a(spans, "lock"))
     if not len(rows):
         return "", 0.0
     inside = overlap(waits, spans.start_ns[rows], spans.end_ns[rows])

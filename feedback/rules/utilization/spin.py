@@ -95,7 +95,7 @@ def _sampled(stacks: Stacks, leaf: profiles.Leaf, k: float, total: float, interv
 
 def _look_at_calls(spans: Spans) -> list[State]:
     rows = np.flatnonzero(
-        timeline.is_a(spans, "native", "cuda_runtime") & timeline.on_host(spans) & timeline.named(spans, POLLS)
+        timeline.is_a(spans, "native", *timeline.RUNTIME) & timeline.on_host(spans) & timeline.named(spans, POLLS)
     )
     states = []
     order = np.argsort(spans.track[rows], kind="stable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,9 @@ from feedback.signals import Evidence, IntervalLocation, ThreadLocation
 from feedback.spans import Spans
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+RUNTIME = ("cuda_runtime", "cuda_driver", "xpu_runtime", "privateuse1_runtime")
+HOST_WORK = ("cpu_op", "python_function", "native", "gc", "lock", *RUNTIME)
+"""What says that a thread was busy; annotations span whatever happens inside them."""
 COMMUNICATION = re.compile(r"nccl|rccl|hccl|msccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.I)
 WAITS_FOR_DEVICE = re.compile(r"Synchronize|^cu(da)?Memcpy(?!.*Async)|^hipMemcpy(?!.*Async)|aten::(item|_local_scalar)")
 STEP = re.compile(r"\bstep\b|ProfilerStep|train_step|execute_model|engine_step", re.I)
@@ -41,8 +45,12 @@ def is_a(spans: Spans, *categories: str) -> Bools:
 
 def named(spans: Spans, pattern: re.Pattern[str]) -> Bools:
     """Which intervals have a name that the pattern finds."""
-    wanted = np.array([bool(pattern.search(n)) for n in spans.names] or [False])
-    return np.asarray(wanted[spans.name], dtype=np.bool_)
+    return np.asarray(_found(spans.names, pattern)[spans.name], dtype=np.bool_)
+
+
+@lru_cache(maxsize=64)
+def _found(names: tuple[str, ...], pattern: re.Pattern[str]) -> Bools:
+    return np.array([bool(pattern.search(n)) for n in names] or [False])
 
 
 def on_host(spans: Spans) -> Bools:
