@@ -83,7 +83,7 @@ def boxes(root: Node, widths: ArmName, smallest: float = SMALLEST) -> list[Box]:
     while ahead:
         node, depth, x = ahead.pop()
         width = node.baseline if widths == "baseline" else node.candidate
-        if width < smallest:
+        if width <= 0 or width < smallest:
             continue
         found.append(Box(node.frame, depth, x, width, node.candidate - node.baseline))
         for child in sorted(node.children.values(), key=lambda c: (c.frame.function, c.frame.file, c.frame.line or 0)):

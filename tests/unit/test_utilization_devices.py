@@ -35,7 +35,7 @@ def test_short_kernels_behind_a_slow_host_are_host_bound() -> None:
     (signal,) = signals(idle_device, spans(device_events(400, host_us=30, kernel_us=8)))
     assert signal.rule_id == "utilization.host_bound"
     assert value(signal, "idle") == pytest.approx(26 / 34, abs=0.01)
-    assert value(signal, "host_bound") == pytest.approx(21 / 34, abs=0.01)
+    assert value(signal, "host_bound") == pytest.approx(26 / 34, abs=0.01)
     assert value(signal, "queue_length") == 0
     assert "aten::mm" in signal.causes[0].text
     assert signal.locations[0].kind == "interval"
@@ -122,7 +122,7 @@ def test_slow_launches_are_told_apart_from_late_ones() -> None:
     (signal,) = signals(launch_gap, late)
     assert value(signal, "launch_latency") == pytest.approx(200, abs=1)
     (idle,) = signals(idle_device, late)
-    assert idle.causes[0].text == "launches take long to reach the device"
+    assert any(c.text.startswith("a launch's way to the device (200 us each)") for c in idle.causes)
     assert signals(launch_gap, spans(device_events(300, host_us=30, kernel_us=8))) == []
     # With a full queue, latency is the queue's length and no one's fault.
     assert signals(launch_gap, spans(device_events(300, host_us=1, kernel_us=500))) == []

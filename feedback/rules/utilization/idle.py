@@ -37,9 +37,9 @@ class Idle(NamedTuple):
     share: tuple[float, float, float]
     """Idle share of the window with its interval over blocks of it."""
     host_bound: Intervals
-    """The part of the gaps before the next kernel's launch had returned."""
+    """The gaps whose next launch returned only after they began: the host was not ahead of the device."""
     latency_ns: int
-    """The part between that return and the kernel's start."""
+    """The part of those between the launch's return and the start on the device."""
     others_busy_ns: int
     """How much of the gaps other devices worked."""
     is_launched: bool
@@ -107,7 +107,7 @@ def _idle(spans: Spans, device: Device, devices: Sequence[Device], gaps: Interva
     return Idle(
         device, gaps, int(wholes.sum()),
         ratio_interval(parts[full].astype(np.float64), wholes[full].astype(np.float64), TAIL),
-        Intervals(gaps.start[late], np.minimum(launched[late], gaps.end[late])),
+        Intervals(gaps.start[late], gaps.end[late]),
         int(np.maximum(gaps.end - launched, 0)[late].sum()), intersection(gaps, busy).total,
         bool((device.launch >= 0).mean() > 0.5), _queue(spans, device),
         overlap(gaps, spans.start_ns[steps], spans.end_ns[steps]),
@@ -132,13 +132,14 @@ def _signal(spans: Spans, idle: Idle) -> Signal:
     share, lo, hi = idle.share
     said = f"{device.name} idles {percent(share)} of {idle.window_ns / 1e6:.4g} ms in {len(gaps.start)} gaps"
     if host >= 0.5:
-        name, why, causes = "host_bound", f"{percent(host)} of it before the next launch", _host_causes(spans, idle)
+        name, causes = "host_bound", _host_causes(spans, idle)
+        why = f"{percent(host)} of it because the next launch came late"
     elif others >= 0.5:
-        name, why, causes = "bubble", f"{percent(others)} of it while other devices work", _bubble_causes(others)
+        name, causes = "bubble", _bubble_causes(others)
+        why = f"{percent(others)} of it while other devices work"
     else:
-        name, why, causes = "idle_gap", "not for want of launches", _other_causes(spans, idle)
-        if not idle.is_launched:
-            why = "the trace doesn't say what launched the work"
+        name, causes = "idle_gap", _other_causes(spans, idle)
+        why = "not for want of launches" if idle.is_launched else "the trace doesn't say what launched the work"
     measured = [
         Quantity(name="idle", value=share, unit="share of window", lo=max(0.0, lo), hi=min(1.0, hi)),
         Quantity(name="host_bound", value=idle.host_bound.total / idle.window_ns, unit="share of window"),
@@ -194,6 +195,9 @@ def _host_causes(spans: Spans, idle: Idle) -> tuple[Cause, ...]:
         (float((gaps.end - gaps.start)[after].sum()) / total,
          f"the host waits for the device ({sync_name or 'synchronisation'}) and launches only then",
          "the gaps stay when the synchronisation is taken out or made asynchronous"),
+        (idle.latency_ns / total,
+         f"a launch's way to the device ({idle.latency_ns / max(1, len(gaps.start)) / 1e3:.3g} us each): the host is "
+         "not far enough ahead to hide it", "captured as a graph the gaps stay"),
         (share_of("gc"), "garbage collection on the launching host", "the gaps stay under gc.disable()"),
         (share_of("lock"), "the launching host waits for a lock", "no lock wait of the launching thread in the gaps"),
         (share_of(*timeline.RUNTIME), f"launching costs more than the work (median kernel {short:.3g} us)",
@@ -233,11 +237,6 @@ def _other_causes(spans: Spans, idle: Idle) -> tuple[Cause, ...]:
             Cause(text="no work was offered: then it is the workload, not a bug", support="weak", explains=1 - busy,
                   refutable_by="requests were queued during the gaps"),
             Cause(text="host threads that the trace leaves out", support="weak", refutable_by="py-spy beside it"),
-        )  # fmt: skip
-    if idle.latency_ns >= 0.5 * idle.gaps.total:
-        return (
-            Cause(text="launches take long to reach the device", explains=idle.latency_ns / idle.gaps.total,
-                  refutable_by="an empty kernel launched alone starts within 10 us"),
         )  # fmt: skip
     return (
         Cause(text="launched work waits for an event, another stream or a peer", support="weak",

@@ -71,12 +71,10 @@ def _look(spans: Spans) -> list[State]:
             continue
         share = int(overlap(a, b.start, b.end).sum()) / b.total
         said = f"overlap {percent(share)} ({percent(by_time)} by time)"
-        tested = shift_test(a, b) if share <= 2 * NO_OVERLAP * by_time else None
+        is_suspect = share <= 2 * NO_OVERLAP * by_time and (_waits(spans, threads)[1] > 0 or not _looks_ordered(a, b))
+        tested = shift_test(a, b) if is_suspect else None
         is_bad = (
-            tested is not None
-            and tested.share <= NO_OVERLAP * tested.expected
-            and tested.p_low * len(found) < ALPHA
-            and (_waits(spans, threads)[1] > 0 or not _looks_ordered(a, b))
+            tested is not None and tested.share <= NO_OVERLAP * tested.expected and tested.p_low * len(found) < ALPHA
         )
         states.append(State(threads.key(spans), is_bad, said, _signal(spans, threads, tested) if tested else None))
     return states

@@ -90,9 +90,9 @@ def devices(spans: Spans) -> list[Device]:
         mine = np.zeros(len(spans.tracks), np.bool_)
         mine[by_name[name]] = True
         rows = np.flatnonzero(work & mine[spans.track])
-        if len(rows):
+        busy = union(spans.start_ns[rows], spans.end_ns[rows])
+        if busy:
             kernels = rows[is_kernel[rows]]
-            busy = union(spans.start_ns[rows], spans.end_ns[rows])
             own = union(spans.start_ns[kernels], spans.end_ns[kernels])
             found.append(Device(name, tuple(by_name[name]), rows, launch[rows], busy, own))
     return found
