@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from feedback.criteria import Criteria
 from feedback.observations import Observation
 from feedback.rules import Rule, correctness, parity, performance, stability
-from feedback.rules.utilization import critical_path, difference, exposed, idle, launch, locks, overlap, spin
+from feedback.rules.utilization import critical_path, difference, exposed, host, idle, launch, locks, overlap, spin
 from feedback.signals import Signal
 
 RULES: tuple[Rule, ...] = (
@@ -24,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     spin.spin,
     idle.idle_device,
     launch.launch_gap,
+    host.op_gap,
     exposed.copy_exposed,
     exposed.comm_exposed,
     critical_path.critical_path,

@@ -88,6 +88,13 @@ def test_thread_ids_are_no_part_of_a_threads_name() -> None:
     assert thread_name("(1234)") == "thread"
 
 
+def test_threads_without_names_compare_as_one() -> None:
+    rows = [("MainThread", "f (a.py:5)", 300.0), ("w", "g (a.py:7)", 300.0)]
+    ids = [("31598", "f (a.py:5)", 300.0), ("w", "g (a.py:7)", 300.0)]
+    assert signals(stacks(rows, "baseline"), stacks(ids)) == []
+    assert signals(stacks([("A-1", "f (a.py:5)", 300.0)], "baseline"), stacks([("B-2", "f (a.py:5)", 300.0)])) == []
+
+
 def test_what_sleeps_in_the_kernel_is_told_from_what_computes() -> None:
     assert is_blocked(Frame("wait", "/usr/lib/python3.11/threading.py", 327))
     assert is_blocked(Frame("Queue.get", "queue.py", 171))
@@ -101,6 +108,7 @@ def test_what_can_not_be_compared_says_why() -> None:
     rows = [("m", "f (a.py:5)", 300.0)]
     (alike,) = signals(stacks(rows, "baseline", only_gil=True), stacks(rows))
     assert alike.finding == "abstained"
+    assert "GIL holders only" in alike.reason
     (few,) = signals(stacks([("m", "f (a.py:5)", 30.0)], "baseline"), stacks(rows))
     assert "30 and 300 samples" in few.reason
     uneven = replace(stacks([("m", "f (a.py:5)", 300.0), ("m", "g (a.py:7)", 1.37)]), unit="s")

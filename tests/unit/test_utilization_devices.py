@@ -10,6 +10,7 @@ from feedback.observations import Observation
 from feedback.rules import Rule
 from feedback.rules.utilization.critical_path import critical_path, longest_path
 from feedback.rules.utilization.exposed import comm_exposed, copy_exposed
+from feedback.rules.utilization.host import op_gap
 from feedback.rules.utilization.idle import idle_device
 from feedback.rules.utilization.launch import launch_gap
 from feedback.signals import HostLocation, Signal
@@ -232,6 +233,41 @@ def test_a_device_clock_that_runs_ahead_ends_the_walk() -> None:
     early = [(c, n, t, s - 40_000, e - 40_000, k) if c == "kernel" else (c, n, t, s, e, k)
              for c, n, t, s, e, k in device_events(200, sync_every=2)]  # fmt: skip
     assert shares(early)
+
+
+# Steps on a CPU.
+
+
+def cpu_steps(outside_us: int, with_python: bool = False) -> list[Event]:
+    """Ten steps of thirty operators of 50 us, and Python in between."""
+    events: list[Event] = []
+    at = 0
+    for step in range(10):
+        begin = at
+        for _ in range(30):
+            events.append(("cpu_op", "aten::mm", "main", at, at + 50_000, -1))
+            if with_python:
+                events.append(("python_function", "sample.py(40): detokenize", "main", at + 50_000,
+                               at + 50_000 + outside_us * 1000, -1))  # fmt: skip
+            at += 50_000 + outside_us * 1000
+        events.append(("user_annotation", f"ProfilerStep#{step}", "main", begin, at, -1))
+        at += 5_000_000  # between steps: not looked at
+    return events
+
+
+def test_steps_that_lie_outside_operators_name_the_python_in_between() -> None:
+    (signal,) = signals(op_gap, spans(cpu_steps(50, with_python=True)))
+    assert signal.level == "note"
+    assert value(signal, "outside_operators") == pytest.approx(0.5, abs=0.01)
+    assert "detokenize" in signal.causes[0].text
+
+
+def test_what_is_outside_steps_or_common_overhead_is_silent() -> None:
+    assert signals(op_gap, spans(cpu_steps(6))) == []
+    assert signals(op_gap, spans([e for e in cpu_steps(50) if e[0] != "user_annotation"])) == []
+    assert signals(op_gap, spans([*cpu_steps(50), *device_events(60)])) == []
+    for name in ("baseline", "candidate"):
+        assert signals(op_gap, recorded_trace(f"torch_profiler/{name}.pt.trace.json.gz")) == []
 
 
 def test_cpu_traces_have_no_device_to_judge() -> None:

@@ -67,11 +67,13 @@ def profile_diff(observations: Sequence[Observation], criteria: Criteria) -> lis
 def _of_profiles(pair: Pair[Stacks]) -> list[Signal]:
     if pair.baseline is None or pair.candidate is None:
         return []
-    if pair.baseline.only_gil != pair.candidate.only_gil or pair.baseline.unit != pair.candidate.unit:
-        return [_abstained(pair, "the arms were not recorded alike (GIL holders only, or units)")]
+    if pair.baseline.only_gil != pair.candidate.only_gil:
+        return [_abstained(pair, "one was recorded of GIL holders only, the other of all threads")]
     before, after = (_counted(profiles.working(stacks)) for stacks in (pair.baseline, pair.candidate))
     if before is None or after is None:
-        return [_abstained(pair, f"{pair.candidate.unit} can't be counted as samples, so there is no interval")]
+        return [
+            _abstained(pair, f"weights in {pair.candidate.unit} can't be counted as samples, so there is no interval")
+        ]
     n0, n1 = sum(before.values()), sum(after.values())
     if min(n0, n1) < MIN_SAMPLES:
         return [_abstained(pair, f"{n0:.0f} and {n1:.0f} samples of working threads; {MIN_SAMPLES} are needed")]
@@ -121,8 +123,10 @@ def _counted(stacks: Stacks) -> dict[profiles.Leaf, float] | None:
 def _comparable(
     before: dict[profiles.Leaf, float], after: dict[profiles.Leaf, float]
 ) -> tuple[dict[profiles.Leaf, float], dict[profiles.Leaf, float]]:
-    """The same counts with lines left out of functions whose lines moved, and threads merged whose names differ."""
-    if not {leaf.thread for leaf in before} & {leaf.thread for leaf in after}:
+    """The same counts with lines left out of functions whose lines moved, and with threads merged that can't be told
+    apart by name."""
+    threads = [{leaf.thread for leaf in counts} for counts in (before, after)]
+    if not threads[0] & threads[1] or profiles.NAMELESS in threads[0] ^ threads[1]:
         before, after = _merged(before), _merged(after)
     functions: dict[tuple[str, str], list[float]] = {}
     for mine, other in ((before, after), (after, before)):

@@ -25,6 +25,7 @@ _IDLE_NATIVE = re.compile(
     r"^_{0,2}(nanosleep|clock_nanosleep|epoll_wait|epoll_pwait|futex_\w+|pthread_cond_\w*wait\w*|sem_\w*wait\w*|ppoll|"
     r"poll|select|accept4?|recvfrom|recvmsg)(@.*)?$"
 )
+NAMELESS = "thread"
 
 
 class Leaf(NamedTuple):
@@ -48,7 +49,7 @@ def place(frame: Frame) -> str:
 
 def thread_name(name: str) -> str:
     """A thread's name without ids, which differ between runs."""
-    return _IDS.sub("", name).strip() or "thread"
+    return _IDS.sub("", name).strip() or NAMELESS
 
 
 def is_blocked(frame: Frame) -> bool:
