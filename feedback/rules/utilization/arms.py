@@ -42,17 +42,22 @@ class State(NamedTuple):
 
 
 def pairs(observations: Sequence[Observation], criteria: Criteria, kind: type[T]) -> list[Pair[T]]:
-    """Traces or profiles of this stage by probe; several of one arm (ranks) pair up in the order of their names."""
+    """Traces or profiles of this stage by probe; several of one arm (ranks) pair up in the order of their names, and
+    profiles of GIL holders among themselves."""
     found: dict[str, dict[str, list[T]]] = {}
     for o in observations:
         if isinstance(o, kind) and o.stage == criteria.stage and _is_sane(o):
             found.setdefault(o.probe, {"baseline": [], "candidate": []})[o.arm].append(o)
     made = []
     for arms in found.values():
-        before, after = (sorted(arms[name], key=lambda o: o.file) for name in ("baseline", "candidate"))
+        before, after = (sorted(arms[name], key=_order) for name in ("baseline", "candidate"))
         for n in range(max(len(before), len(after))):
             made.append(Pair(before[n] if n < len(before) else None, after[n] if n < len(after) else None))
     return made
+
+
+def _order(o: Spans | Stacks) -> tuple[bool, str]:
+    return isinstance(o, Stacks) and o.only_gil, o.file
 
 
 def _is_sane(o: Spans | Stacks) -> bool:
