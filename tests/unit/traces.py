@@ -80,14 +80,16 @@ def stacks(
 
 
 def recorded_profile(name: str, arm: ArmName = "candidate", only_gil: bool = False) -> Stacks:
-    """A recorded py-spy raw file with threads."""
-    rows = []
+    """A recorded py-spy raw file with threads. A thread has no name in its first samples."""
+    rows, names = [], {}
     for line in (DATA / "py_spy" / name).read_text(encoding="utf-8").splitlines():
         stack, _, count = line.rpartition(" ")
-        match = re.match(r"thread \(\d+\)(?:: ([^;]+))?;?", stack)
+        match = re.match(r"thread \((\d+)\)(?:: ([^;]+))?;?", stack)
         if match and stack[match.end() :]:
-            rows.append((match[1] or "thread", stack[match.end() :], float(count)))
-    return stacks(rows, arm, only_gil, name)
+            rows.append((match[1], stack[match.end() :], float(count)))
+            names.setdefault(match[1], match[2])
+            names[match[1]] = match[2] or names[match[1]]
+    return stacks(((names[tid] or tid, stack, count) for tid, stack, count in rows), arm, only_gil, name)
 
 
 def device_events(

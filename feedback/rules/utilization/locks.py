@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,6 +22,9 @@ MIN_GIL_SHARE = 0.25
 """Of the samples that hold the GIL, at one line: Python code spreads over lines, a call that keeps the GIL doesn't."""
 MIN_OTHERS = 0.03
 """Share of the other threads together: with less nobody else needs the GIL, and a busy thread is no contention."""
+MAX_SPREAD = 0.05
+"""Samples on a function's other lines, against its hottest one: a loop in Python spreads over its lines, a native call
+stays at the one that makes it."""
 HOG = 2
 """How many times as often as all other threads together: where they get their turns, the GIL is shared, not kept."""
 TAIL = 0.005
@@ -64,10 +67,23 @@ def _look_at_gil(stacks: Stacks) -> list[State]:
         lo, hi = share_interval(k, n, TAIL)
         others = n - by_thread[leaf.thread]
         is_needed = share_interval(others, n, TAIL)[0] > MIN_OTHERS
-        is_bad = lo > MIN_GIL_SHARE and is_needed and k > HOG * others
+        is_native = _spread(leaves, leaf, n) <= MAX_SPREAD
+        is_bad = lo > MIN_GIL_SHARE and is_needed and is_native and k > HOG * others
         signal = _gil_signal(stacks, leaf, k, n, others) if is_bad else None
         states[key] = State(key, is_bad, f"{percent(k / n)} [{percent(lo)}, {percent(hi)}]", signal)
     return list(states.values())
+
+
+def _spread(leaves: Mapping[profiles.Leaf, float], leaf: profiles.Leaf, n: float) -> float:
+    """Samples on a function's other lines, per sample on the leaf's; lines that hold much themselves don't count,
+    unless they stand next to it, as those of a loop do."""
+    top = leaf.frame
+    other = 0.0
+    for (thread, frame), k in leaves.items():
+        if thread == leaf.thread and frame != top and (frame.file, frame.function) == (top.file, top.function):
+            is_near = abs((frame.line or 0) - (top.line or 0)) <= 2
+            other += k if is_near or k < MIN_GIL_SHARE * n else 0.0
+    return other / leaves[leaf]
 
 
 def _gil_signal(stacks: Stacks, leaf: profiles.Leaf, k: float, n: float, others: float) -> Signal:

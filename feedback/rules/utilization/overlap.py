@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from feedback.criteria import Criteria
-from feedback.intervals import Intervals, clipped, overlap, union
+from feedback.intervals import Intervals, clipped, overlap, union, whole
 from feedback.observations import Observation
 from feedback.rules import rule
 from feedback.rules.utilization import arms, timeline
@@ -21,7 +21,9 @@ from feedback.stats import Overlap, share_interval, shift_test
 MIN_INTERVALS = 20
 MAX_TESTS = 8
 NO_OVERLAP = 0.1
-"""Overlap below this part of what chance gives is none: a slice that was under way when a lock was taken still ends."""
+"""Fewer calls inside than this part of what chance gives are none: one that was under way when a lock was taken still
+ends. Whole calls count, not time: one that is pre-empted spans whatever runs meanwhile."""
+MIN_EXPECTED = 5
 MIN_SHARE, MAX_SHARE = 0.1, 0.95
 """Of the window, for the busier thread: with less, chance gives no overlap either; with more, no other time is left."""
 ALPHA = 0.01
@@ -69,12 +71,15 @@ def _look(spans: Spans) -> list[State]:
         by_time = a.total / int(hi - lo)
         if not MIN_SHARE <= by_time <= MAX_SHARE:
             continue
-        share = int(overlap(a, b.start, b.end).sum()) / b.total
-        said = f"overlap {percent(share)} ({percent(by_time)} by time)"
-        is_suspect = share <= 2 * NO_OVERLAP * by_time and (_waits(spans, threads)[1] > 0 or not _looks_ordered(a, b))
+        inside = float(whole(a, b.start, b.end).mean())
+        said = f"{percent(inside)} of its calls inside ({percent(by_time)} by time)"
+        is_suspect = inside <= 2 * NO_OVERLAP * by_time and (_waits(spans, threads)[1] > 0 or not _looks_ordered(a, b))
         tested = shift_test(a, b) if is_suspect else None
         is_bad = (
-            tested is not None and tested.share <= NO_OVERLAP * tested.expected and tested.p_low * len(found) < ALPHA
+            tested is not None
+            and tested.whole_expected >= MIN_EXPECTED
+            and tested.whole <= NO_OVERLAP * tested.whole_expected
+            and tested.p_low * len(found) < ALPHA
         )
         states.append(State(threads.key(spans), is_bad, said, _signal(spans, threads, tested) if tested else None))
     return states
@@ -119,18 +124,18 @@ def _signal(spans: Spans, threads: Threads, found: Overlap) -> Signal:
     lo, hi = share_interval(found.whole, found.n_b, 0.025)
     return Signal(
         rule_id="utilization.overlap", level="warning", finding="observed",
-        message=f"{b.name} runs beside {_listed(names)} of {a.name} in {percent(found.share)} of its native time; by "
-        f"chance {percent(found.expected)} (p {found.p_low:.2g})",
+        message=f"{b.name} runs beside {_listed(names)} of {a.name} in {percent(found.whole / found.n_b)} of its "
+        f"calls; by chance {percent(found.whole_expected / found.n_b)} (p {found.p_low:.2g})",
         locations=(b, a, timeline.stretch(spans, f"{a.process}/{a.name}", threads.in_a)),
         measured=(
+            Quantity(name="whole_inside", value=found.whole / found.n_b, unit="share of calls", lo=lo, hi=hi),
             Quantity(name="overlap", value=found.share, unit="share of native time"),
-            Quantity(name="whole_inside", value=found.whole / found.n_b, unit="share of intervals", lo=lo, hi=hi),
             Quantity(name="shift_test_p", value=found.p_low),
             Quantity(name="intervals", value=found.n_b, unit=b.name),
         ),
         expected=(
+            Quantity(name="whole_inside", value=found.whole_expected / found.n_b, unit="share of calls"),
             Quantity(name="overlap", value=found.expected, unit="share of native time"),
-            Quantity(name="whole_inside", value=found.whole_expected / found.n_b, unit="share of intervals"),
             Quantity(name="intervals", value=found.n_a, unit=a.name),
         ),
         causes=_causes(spans, threads, names),
@@ -142,7 +147,7 @@ def _signal(spans: Spans, threads: Threads, found: Overlap) -> Signal:
         ),
         evidence=timeline.evidence(
             spans, f"native intervals of {b.name} against those of {a.name}", found.start, found.end,
-            "category = native; |A and B| / |B|; 2000 circular shifts",
+            "category = native; calls of B wholly inside A, against circular shifts of B",
         ),
     )  # fmt: skip
 
