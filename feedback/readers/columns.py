@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feedback.readers.engine_log import clean
+from feedback.readers.patterns import clean
 from feedback.spans import Instant, Ints, Spans, Track
 from sandboxes.results import ArmName
 

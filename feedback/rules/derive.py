@@ -16,6 +16,7 @@ from feedback.rules import (
     stability_host,
     stability_load,
 )
+from feedback.rules.utilization import critical_path, difference, exposed, host, idle, launch, locks, overlap, spin
 from feedback.signals import Signal
 
 RULES: tuple[Rule, ...] = (
@@ -27,6 +28,17 @@ RULES: tuple[Rule, ...] = (
     parity.numeric_error,
     performance.bench_delta,
     performance.instructions,
+    overlap.no_overlap,
+    locks.gil,
+    locks.lock_wait,
+    spin.spin,
+    idle.idle_device,
+    launch.launch_gap,
+    host.op_gap,
+    exposed.copy_exposed,
+    exposed.comm_exposed,
+    critical_path.critical_path,
+    difference.profile_diff,
     stability.env_contention,
     stability_engine.context,
     stability_engine.memory,

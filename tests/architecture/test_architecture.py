@@ -23,10 +23,10 @@ PACKAGES = ("sandboxes", "feedback", "infra_agent")
 
 LAYERS = {
     "feedback": (
-        {"spans"},
+        {"spans", "intervals"},
         {"observations"},
         {"signals"},
-        {"stats", "verdict", "digest", "readers"},
+        {"stats", "verdict", "digest", "readers", "flamegraph"},
         {"criteria"},
         {"rules"},
     ),
