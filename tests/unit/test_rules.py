@@ -13,7 +13,8 @@ from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Measurement, Observation, ParityPoint, RuntimeEvent
 from feedback.rules.correctness import failed_tests, gate_silent
 from feedback.rules.derive import RULES, derive
-from feedback.rules.parity import numeric_error, work_mismatch, work_unproven
+from feedback.rules.integrity import work_mismatch, work_unproven
+from feedback.rules.parity import numeric_error
 from feedback.rules.performance import METHOD, METHOD_IN_TURN, bench_delta, gain_text, instructions
 from feedback.rules.stability import env_contention, runtime_event, tool_error
 from feedback.signals import CodeLocation, HostLocation, InputLocation, ProcessLocation, Signal

@@ -1,0 +1,216 @@
+"""Errors against the baseline's: a gate that a loose tolerance does not blunt, and which precision leaked in.
+
+A tolerance such as 8e-3 passes a float32 kernel that rounds to TF32 at every step; its errors are thousands of
+times the baseline's all the same, and the number of right bits names the dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from feedback.criteria import Criteria
+from feedback.observations import Observation, ParityPoint
+from feedback.rules import rule
+from feedback.rules.cases import evidence, key, separating, text, where
+from feedback.rules.parity.points import bits, eps, errors, grouped, lines, rounding, sound_bits, typical
+from feedback.signals import Cause, InputLocation, Quantity, Signal
+from feedback.trends import MIN_SIZES, power_law
+
+MAX_BASELINE_RATIO = 2.0
+MAX_LOST_BITS = 1.0
+MAX_LOCATED = 3
+
+
+class Precision(NamedTuple):
+    """The signature of an arithmetic in the number of right bits of a short computation."""
+
+    name: str
+    lo: float
+    hi: float
+
+
+PRECISIONS = (
+    Precision("fp32", 21.3, 24.5),
+    Precision("TF32", 10.9, 12.5),
+    Precision("fp16", 9.9, 10.9),
+    Precision("bf16", 7.9, 9.2),
+    Precision("fp8 (e4m3)", 2.9, 4.5),
+)
+
+
+def precision(right_bits: float) -> Precision | None:
+    """Which arithmetic leaves that many right bits; None between the known ones."""
+    return next((p for p in PRECISIONS if p.lo <= right_bits <= p.hi), None)
+
+
+class _Pair(NamedTuple):
+    case: dict[str, str | int | float | bool]
+    tensor: str
+    baseline: float
+    candidate: float
+    allowed: float
+    fact: ParityPoint
+
+
+@rule(
+    "parity.relative_error",
+    says="the candidate's errors are beyond what the baseline's and the dtype's rounding allow",
+    needs="rms_ratio of both arms for the same cases",
+)
+def relative_error(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """One signal a probe: candidate at most max(2 x baseline, 8 eps sqrt(K)), and no more than one bit lost at the
+    smallest size. Silent where the baseline was not compared with the truth."""
+    points = [p for p in errors(observations, criteria) if p.reference == "golden"]
+    signals = []
+    for probe in dict.fromkeys(p.probe for p in points):
+        pairs = _pairs([p for p in points if p.probe == probe])
+        worse = sorted((p for p in pairs if not p.candidate <= p.allowed), key=lambda p: -p.candidate / p.allowed)
+        lost = _lost_bits([p for p in points if p.probe == probe])
+        if worse or lost:
+            signals.append(_violated(probe, pairs, worse, lost, criteria))
+    return signals
+
+
+def _pairs(points: Sequence[ParityPoint]) -> list[_Pair]:
+    found = []
+    groups = grouped(points)
+    for place, of in groups.items():
+        other = groups.get(place._replace(arm="baseline"))
+        if place.arm == "candidate" and other:
+            before, after = typical(other), typical(of)
+            if math.isfinite(before):
+                allowed = max(MAX_BASELINE_RATIO * before, rounding(of[0].case))
+                found.append(_Pair(dict(place.case), place.tensor, before, after, allowed, of[0]))
+    return found
+
+
+class _Lost(NamedTuple):
+    tensor: str
+    case: dict[str, str | int | float | bool]
+    baseline: float
+    candidate: float
+    fact: ParityPoint
+
+
+def _lost_bits(points: Sequence[ParityPoint]) -> list[_Lost]:
+    """Where the smallest size has over a bit less than the baseline, or than a sound result of its dtype."""
+    found = []
+    groups = lines(points)
+    for place, line in groups.items():
+        other = groups.get(place._replace(arm="baseline"))
+        if place.arm != "candidate" or not other:
+            continue
+        common = sorted(line.sizes.keys() & other.sizes.keys())
+        if not common or not math.isfinite(line.sizes[common[0]] + other.sizes[common[0]]):
+            continue
+        before, after = bits(other.sizes[common[0]]), bits(line.sizes[common[0]])
+        if after < min(before, sound_bits(line.points[0].case)) - MAX_LOST_BITS:
+            found.append(_Lost(place.tensor, line.smallest.case, before, after, line.smallest))
+    return sorted(found, key=lambda x: x.candidate - x.baseline)
+
+
+def _violated(
+    probe: str, pairs: Sequence[_Pair], worse: Sequence[_Pair], lost: Sequence[_Lost], criteria: Criteria
+) -> Signal:
+    quantities, expected, said = [], [], []
+    if worse:
+        w = worse[0]
+        times = f"{w.candidate / w.baseline:.3g}x the baseline's {w.baseline:.2g}" if w.baseline else "baseline exact"
+        said.append(f"{w.tensor} error {w.candidate:.2g} is {times} at {text(key(w.case))}")
+        quantities.append(Quantity(name=f"{w.tensor} rms_ratio", value=w.candidate))
+        expected.append(Quantity(name=f"{w.tensor} rms_ratio", value=w.baseline, hi=w.allowed))
+        at = separating([p.case for p in worse], [p.case for p in pairs if p not in worse])
+        said += [f"{len(worse)} of {len(pairs)} cases" + (f", all with {at}" if at else "")]
+    if lost:
+        said.append(f"{lost[0].candidate:.1f} bits are right, {lost[0].baseline:.1f} in the baseline")
+        quantities.append(Quantity(name="right bits", value=lost[0].candidate, unit="bit"))
+        expected.append(Quantity(name="right bits", value=lost[0].baseline, unit="bit"))
+    cases = [({**x.case}, x.tensor) for x in worse[:MAX_LOCATED]] or [({**x.case}, x.tensor) for x in lost[:1]]
+    tolerated = all(p.fact.tolerance is not None and p.candidate <= p.fact.tolerance for p in worse) if worse else True
+    return Signal(
+        rule_id="parity.relative_error", level="error", finding="violates", role=criteria.role_of(probe),
+        message=f"{probe}: {'; '.join(said)}"[:400],
+        locations=where(criteria, probe, *(InputLocation(condition={**c, "tensor": t}) for c, t in cases)),
+        measured=tuple(quantities), expected=tuple(expected),
+        caveats=("every error is within the file's own tolerance, which is too wide to see this",) if tolerated else (),
+        causes=_causes(lost), evidence=evidence([*(x.fact for x in worse[:2]), *(x.fact for x in lost[:1])]),
+        next=("compare the intermediate tensors at the smallest size that differs, step by step",),
+    )  # fmt: skip
+
+
+def _causes(lost: Sequence[_Lost]) -> tuple[Cause, ...]:
+    named = precision(lost[0].candidate) if lost else None
+    if named is None:
+        return (Cause(text="an operand, a term or a factor is left out", refutable_by="in float64 the error is gone"),)
+    return (
+        Cause(text=f"{named.name} arithmetic where the baseline has more bits", support="strong",
+              refutable_by="the same step in float32 (ieee, or tf32x3) keeps the error"),
+    )  # fmt: skip
+
+
+@rule(
+    "parity.precision",
+    says="how many bits of a result are right, which arithmetic that is, and whether it rounds once or at every step",
+    needs="rms_ratio against golden values, at four sizes or more for the slope",
+)
+def fingerprint(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """Results that have fewer bits than their dtype: one signal a probe, arm and arithmetic. A note where the
+    baseline has no more."""
+    points = [p for p in errors(observations, criteria) if p.reference == "golden"]
+    found: dict[tuple[str, str, str], list[tuple[float, float | None, ParityPoint]]] = {}
+    short: dict[tuple[str, str], set[str]] = {}
+    for place, line in lines(points).items():
+        first = line.smallest
+        error = line.sizes[min(line.sizes)]
+        if not 0 < error < 0.25:  # less than two bits is no arithmetic's
+            continue
+        named = precision(bits(error))
+        if named is None or named.hi > sound_bits(first.case) + 0.5:
+            continue
+        short.setdefault((place.probe, place.tensor), set()).add(place.arm)
+        fit = power_law(list(line.sizes), list(line.sizes.values())) if len(line.sizes) >= MIN_SIZES else None
+        kind = place.probe, place.arm, named.name
+        found.setdefault(kind, []).append((bits(error), fit and fit.slope, first))
+    known = {(p.probe, p.tensor, p.arm) for p in points}
+    signals = []
+    for (probe, arm, name), of_kind in found.items():
+        tensors = {p.tensor for _, _, p in of_kind}
+        sound = {t for t in tensors if (probe, t, "baseline") in known and "baseline" not in short[probe, t]}
+        new = [x for x in of_kind if x[2].tensor in sound]
+        if arm == "candidate" and new:
+            signals.append(_leaked(probe, name, new, True, criteria))
+        elif arm == "candidate" or (probe, "candidate", name) not in found:
+            signals.append(_leaked(probe, name, of_kind, False, criteria))
+    return signals
+
+
+def _leaked(
+    probe: str, name: str, of: Sequence[tuple[float, float | None, ParityPoint]], new: bool, criteria: Criteria
+) -> Signal:
+    right, slope, fact = min(of, key=lambda x: x[0])
+    tensors = ", ".join(sorted({p.tensor for _, _, p in of}))
+    dtype = str(fact.case.get("dtype", "float32"))
+    if slope is None:
+        how, cause = "", f"operands or results rounded to {name}"
+    elif slope < 0.15:
+        how, cause = "; the error does not grow", f"operands or the result rounded to {name} once, sums in more bits"
+    elif slope < 0.8:
+        how, cause = f"; it grows with exponent {slope:.2f}", f"rounded to {name} at every step of a chain"
+    else:
+        how, cause = f"; it grows with exponent {slope:.2f}", f"sums kept in {name}: small terms are lost"
+    quantities = [Quantity(name="right bits", value=right, unit="bit")]
+    if slope is not None:
+        quantities.append(Quantity(name="exponent of the error in the size", value=slope))
+    also = "" if new else " (so is the baseline, or there is none: not this change's doing)"
+    return Signal(
+        rule_id="parity.precision", level="warning" if new else "note", finding="observed",
+        message=f"{probe}: {tensors} is right to {right:.1f} bits, which is {name}, not {dtype}{also}{how}"[:400],
+        locations=where(criteria, probe, InputLocation(condition={**fact.case, "tensor": fact.tensor})),
+        measured=tuple(quantities),
+        expected=(Quantity(name="right bits", value=-math.log2(eps(fact.case)), unit="bit"),),
+        causes=(Cause(text=cause, support="moderate", refutable_by=f"forcing {dtype} in that step changes nothing"),),
+        evidence=evidence(p for _, _, p in of),
+        next=(f"force full {dtype} in one dot after the other (input_precision, accumulator dtype), smallest size",),
+    )  # fmt: skip
