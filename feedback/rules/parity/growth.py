@@ -117,6 +117,7 @@ def _grows(
     law = line.law.law
     how = _MEANS[law] if law else "grows (" + " or ".join(line.law.rivals) + ")"
     lowest, highest = min(line.sizes), max(line.sizes)
+    place = {**dict(line.place.case), line.axis: _whole(highest), "tensor": tensor}
     shared = before is not None and len(reasons) == 1 and unstable and before.law.law == law
     name = f"exponent of the {tensor} error in {line.axis}"
     expected = [Quantity(name=name, value=before.law.power.slope)] if before else []
@@ -130,14 +131,16 @@ def _grows(
         message=f"{probe}: {tensor} error {how}: {line.sizes[lowest]:.2g} at {line.axis}={lowest:g}, "
         f"{line.sizes[highest]:.2g} at {highest:g} (exponent {slope.mean:.2f}); {'; '.join(reasons)}"
         f"{'; the same in the baseline' if shared else ''}"[:400],
-        locations=where(
-            criteria, probe, InputLocation(condition={**dict(line.place.case), line.axis: highest, "tensor": tensor})
-        ),
+        locations=where(criteria, probe, InputLocation(condition=place)),
         measured=tuple(measured), expected=tuple(expected),
         causes=(_cause(line.law),), evidence=evidence(line.points),
         caveats=("an extrapolation holds only while the same law does",) if ends else (),
         next=(f"measure one size in between and one beyond {highest:g}, in float64 and in the service's dtype",),
     )  # fmt: skip
+
+
+def _whole(size: float) -> float:
+    return int(size) if size == int(size) else size
 
 
 def _cause(law: Growth) -> Cause:
@@ -162,7 +165,7 @@ def _undecided(line: _Line, ends: _Ends, criteria: Criteria) -> Signal:
         message=f"{line.place.probe}: whether the {line.place.tensor} error stays within {ends.tolerance:.2g} up to "
         f"{line.axis}={ends.size:g} is open ({text(line.place.case)})"[:400],
         locations=where(criteria, line.place.probe, InputLocation(
-            condition={**dict(line.place.case), line.axis: ends.size, "tensor": line.place.tensor}
+            condition={**dict(line.place.case), line.axis: _whole(ends.size), "tensor": line.place.tensor}
         )),
         evidence=evidence(line.points), next=(f"measure at {line.axis}={max(line.sizes) * 4:g}",),
     )  # fmt: skip

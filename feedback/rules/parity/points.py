@@ -54,8 +54,8 @@ def sound_bits(case: dict[str, Scalar]) -> float:
 
 
 def bits(ratio: float) -> float:
-    """How many bits of a result are right: -log2 of its relative error, at most those of float64."""
-    return 53.0 if ratio <= 2.0**-53 else -math.log2(ratio)
+    """How many bits of a result are right: -log2 of its relative error, from none to those of float64."""
+    return 53.0 if ratio <= 2.0**-53 else max(0.0, -math.log2(ratio))
 
 
 class Where(NamedTuple):
@@ -106,15 +106,16 @@ class Line(NamedTuple):
         return min(self.points, key=lambda p: number(p.case.get(self.axis)) or 0.0)
 
 
-def lines(points: Sequence[ParityPoint]) -> dict[Where, Line]:
-    """The errors of each condition by size. The size is the first of `SIZES` that varies for the tensor."""
+def lines(points: Sequence[ParityPoint], without: Collection[str] = ()) -> dict[Where, Line]:
+    """The errors of each condition by size. The size is the first of `SIZES` that varies for the tensor; conditions
+    that differ only in the parts of the case that are named count as one."""
     tensors: dict[tuple[str, str], list[ParityPoint]] = defaultdict(list)
     for p in points:
         tensors[p.probe, p.tensor].append(p)
     found = {}
     for of in tensors.values():
         axis = next((name for name in SIZES if len({p.case.get(name) for p in of} - {None}) > 1), "")
-        for place, same in grouped(of, {axis, f"{axis}_max"}).items():
+        for place, same in grouped(of, {axis, f"{axis}_max", *without}).items():
             by_size: dict[float, list[ParityPoint]] = defaultdict(list)
             for p in same:
                 by_size[number(p.case.get(axis)) or 0.0].append(p)

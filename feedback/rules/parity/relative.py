@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 from feedback.criteria import Criteria
 from feedback.observations import Observation, ParityPoint
 from feedback.rules import rule
 from feedback.rules.cases import evidence, key, separating, text, where
-from feedback.rules.parity.points import bits, eps, errors, grouped, lines, rounding, sound_bits, typical
+from feedback.rules.parity.points import (
+    CALLS,
+    REGIONS,
+    bits,
+    eps,
+    errors,
+    grouped,
+    lines,
+    rounding,
+    sound_bits,
+    typical,
+)
 from feedback.signals import Cause, InputLocation, Quantity, Signal
 from feedback.trends import MIN_SIZES, power_law
 
@@ -34,15 +46,23 @@ class Precision(NamedTuple):
 PRECISIONS = (
     Precision("fp32", 21.3, 24.5),
     Precision("TF32", 10.9, 12.5),
-    Precision("fp16", 9.9, 10.9),
+    Precision("fp16 (or TF32 over many steps)", 9.9, 10.9),
     Precision("bf16", 7.9, 9.2),
     Precision("fp8 (e4m3)", 2.9, 4.5),
 )
+MIN_FP8 = 3
+"""An error of 5 to 13 % has many reasons: only so many conditions that agree make it fp8's."""
+AGREE = 2 / 3
+"""Share of the conditions with too few bits that must point at one arithmetic."""
 
 
-def precision(right_bits: float) -> Precision | None:
-    """Which arithmetic leaves that many right bits; None between the known ones."""
-    return next((p for p in PRECISIONS if p.lo <= right_bits <= p.hi), None)
+def precision(right_bits: Sequence[float]) -> Precision | None:
+    """Which arithmetic leaves so many right bits under several conditions; None where they don't agree on one."""
+    middle = median(right_bits)
+    named = next((p for p in PRECISIONS if p.lo <= middle <= p.hi), None)
+    if named is None or (named.hi < 5 and len(right_bits) < MIN_FP8):
+        return None
+    return named if sum(named.lo <= b <= named.hi for b in right_bits) >= AGREE * len(right_bits) else None
 
 
 class _Pair(NamedTuple):
@@ -97,7 +117,7 @@ class _Lost(NamedTuple):
 def _lost_bits(points: Sequence[ParityPoint]) -> list[_Lost]:
     """Where the smallest size has over a bit less than the baseline, or than a sound result of its dtype."""
     found = []
-    groups = lines(points)
+    groups = lines(points, (*REGIONS, *CALLS))
     for place, line in groups.items():
         other = groups.get(place._replace(arm="baseline"))
         if place.arm != "candidate" or not other:
@@ -117,13 +137,15 @@ def _violated(
     quantities, expected, said = [], [], []
     if worse:
         w = worse[0]
-        times = f"{w.candidate / w.baseline:.3g}x the baseline's {w.baseline:.2g}" if w.baseline else "baseline exact"
-        said.append(f"{w.tensor} error {w.candidate:.2g} is {times} at {text(key(w.case))}")
+        times = (
+            f"{w.candidate / w.baseline:.3g}x the baseline's {w.baseline:.2g}" if w.baseline else "0 in the baseline"
+        )
+        said.append(f"{w.tensor} error {w.candidate:.2g}, {times}, at {text(key(w.case))}")
         quantities.append(Quantity(name=f"{w.tensor} rms_ratio", value=w.candidate))
         expected.append(Quantity(name=f"{w.tensor} rms_ratio", value=w.baseline, hi=w.allowed))
         at = separating([p.case for p in worse], [p.case for p in pairs if p not in worse])
         said += [f"{len(worse)} of {len(pairs)} cases" + (f", all with {at}" if at else "")]
-    if lost:
+    if lost and lost[0].candidate >= 2:
         said.append(f"{lost[0].candidate:.1f} bits are right, {lost[0].baseline:.1f} in the baseline")
         quantities.append(Quantity(name="right bits", value=lost[0].candidate, unit="bit"))
         expected.append(Quantity(name="right bits", value=lost[0].baseline, unit="bit"))
@@ -141,7 +163,7 @@ def _violated(
 
 
 def _causes(lost: Sequence[_Lost]) -> tuple[Cause, ...]:
-    named = precision(lost[0].candidate) if lost else None
+    named = precision([x.candidate for x in lost]) if lost else None
     if named is None:
         return (Cause(text="an operand, a term or a factor is left out", refutable_by="in float64 the error is gone"),)
     return (
@@ -156,41 +178,37 @@ def _causes(lost: Sequence[_Lost]) -> tuple[Cause, ...]:
     needs="rms_ratio against golden values, at four sizes or more for the slope",
 )
 def fingerprint(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
-    """Results that have fewer bits than their dtype: one signal a probe, arm and arithmetic. A note where the
-    baseline has no more."""
+    """Results that have fewer bits than their dtype: one signal a tensor. A note where the baseline has no more."""
     points = [p for p in errors(observations, criteria) if p.reference == "golden"]
-    found: dict[tuple[str, str, str], list[tuple[float, float | None, ParityPoint]]] = {}
-    short: dict[tuple[str, str], set[str]] = {}
-    for place, line in lines(points).items():
-        first = line.smallest
+    found: dict[tuple[str, str, str], list[_Short]] = {}
+    for place, line in lines(points, (*REGIONS, *CALLS)).items():
         error = line.sizes[min(line.sizes)]
-        if not 0 < error < 0.25:  # less than two bits is no arithmetic's
-            continue
-        named = precision(bits(error))
-        if named is None or named.hi > sound_bits(first.case) + 0.5:
-            continue
-        short.setdefault((place.probe, place.tensor), set()).add(place.arm)
-        fit = power_law(list(line.sizes), list(line.sizes.values())) if len(line.sizes) >= MIN_SIZES else None
-        kind = place.probe, place.arm, named.name
-        found.setdefault(kind, []).append((bits(error), fit and fit.slope, first))
+        right = bits(error)
+        if 2 < right <= max(p.hi for p in PRECISIONS if p.hi <= sound_bits(line.smallest.case) + 0.5):
+            fit = power_law(list(line.sizes), list(line.sizes.values())) if len(line.sizes) >= MIN_SIZES else None
+            short = _Short(right, fit.slope if fit else None, line.smallest)
+            found.setdefault((place.probe, place.tensor, place.arm), []).append(short)
     known = {(p.probe, p.tensor, p.arm) for p in points}
     signals = []
-    for (probe, arm, name), of_kind in found.items():
-        tensors = {p.tensor for _, _, p in of_kind}
-        sound = {t for t in tensors if (probe, t, "baseline") in known and "baseline" not in short[probe, t]}
-        new = [x for x in of_kind if x[2].tensor in sound]
-        if arm == "candidate" and new:
-            signals.append(_leaked(probe, name, new, True, criteria))
-        elif arm == "candidate" or (probe, "candidate", name) not in found:
-            signals.append(_leaked(probe, name, of_kind, False, criteria))
+    for (probe, tensor, arm), of in found.items():
+        named = precision([x.bits for x in of])
+        if named is None:
+            continue
+        new = arm == "candidate" and (probe, tensor, "baseline") in known and (probe, tensor, "baseline") not in found
+        if arm == "candidate" or (probe, tensor, "candidate") not in found:
+            signals.append(_leaked(probe, named.name, of, new, criteria))
     return signals
 
 
-def _leaked(
-    probe: str, name: str, of: Sequence[tuple[float, float | None, ParityPoint]], new: bool, criteria: Criteria
-) -> Signal:
-    right, slope, fact = min(of, key=lambda x: x[0])
-    tensors = ", ".join(sorted({p.tensor for _, _, p in of}))
+class _Short(NamedTuple):
+    bits: float
+    slope: float | None
+    """Of the error in the size."""
+    fact: ParityPoint
+
+
+def _leaked(probe: str, name: str, of: Sequence[_Short], new: bool, criteria: Criteria) -> Signal:
+    right, slope, fact = min(of, key=lambda x: x.bits)
     dtype = str(fact.case.get("dtype", "float32"))
     if slope is None:
         how, cause = "", f"operands or results rounded to {name}"
@@ -206,11 +224,11 @@ def _leaked(
     also = "" if new else " (so is the baseline, or there is none: not this change's doing)"
     return Signal(
         rule_id="parity.precision", level="warning" if new else "note", finding="observed",
-        message=f"{probe}: {tensors} is right to {right:.1f} bits, which is {name}, not {dtype}{also}{how}"[:400],
+        message=f"{probe}: {fact.tensor} is right to {right:.1f} bits, which is {name}, not {dtype}{also}{how}"[:400],
         locations=where(criteria, probe, InputLocation(condition={**fact.case, "tensor": fact.tensor})),
         measured=tuple(quantities),
         expected=(Quantity(name="right bits", value=-math.log2(eps(fact.case)), unit="bit"),),
         causes=(Cause(text=cause, support="moderate", refutable_by=f"forcing {dtype} in that step changes nothing"),),
-        evidence=evidence(p for _, _, p in of),
+        evidence=evidence(x.fact for x in of),
         next=(f"force full {dtype} in one dot after the other (input_precision, accumulator dtype), smallest size",),
     )  # fmt: skip

@@ -107,19 +107,26 @@ def _mismatch(axis: str, of: Sequence[_Split], broken: Sequence[_Split], shared:
         measured=(Quantity(name=f"{worst.tensor} error with {axis}={n:g}", value=worst.split),)
         if math.isfinite(worst.split) else (),
         expected=(Quantity(name=f"{worst.tensor} error with {axis}=1", value=worst.unsplit, hi=worst.allowed),),
-        causes=_causes(axis, worst), evidence=evidence(s.fact for s in broken),
+        causes=_causes(axis, min(s.split for s in broken)), evidence=evidence(s.fact for s in broken),
         next=(f"the smallest case with {axis}=2 and one with 3: compare each rank's own part first",)
         if axis != "batch" else ("bisect the batch size at which the row changes; compare the row alone, bit by bit",),
     )  # fmt: skip
 
 
-def _causes(axis: str, worst: _Split) -> tuple[Cause, ...]:
+def _causes(axis: str, least: float) -> tuple[Cause, ...]:
     if axis == "batch":
         return (
             Cause(text="the number of splits of a reduction follows the batch, and so does its order",
                   refutable_by="a fixed split size gives bit-equal rows"),
             Cause(text="a row reads another row's state or padding", support="weak",
                   refutable_by="the row is the same whatever the others hold"),
+        )  # fmt: skip
+    if least > 0.01:  # not by rounding
+        return (
+            Cause(text=f"a count, a size or a scale of the whole is used on each part of {axis}",
+                  refutable_by=f"printed on each part, they divide by {axis}"),
+            Cause(text="a boundary: rows lost, counted twice or shifted between parts",
+                  refutable_by="the error inside a part does not depend on the distance from its first row"),
         )  # fmt: skip
     return (
         Cause(text="the merge of partial states rounds to fewer bits than the unsplit path",
