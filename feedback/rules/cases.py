@@ -45,15 +45,16 @@ def separating(hits: Sequence[Case], rest: Sequence[Case]) -> str:
     for name in sorted(set.intersection(*(set(case) for case in (*hits, *rest))) - DECLARED):
         inside, outside = [case[name] for case in hits], [case[name] for case in rest]
         numbers = [number(v) for v in (*inside, *outside)]
-        if all(n is not None for n in numbers):
+        if None not in numbers:
             low = [float(v) for v in inside]
             high = [float(v) for v in outside]
             if max(low) < min(high):
                 return f"{name}<={max(low):g}"
             if min(low) > max(high):
                 return f"{name}>={min(low):g}"
-        if not named and not {str(v) for v in inside} & {str(v) for v in outside} and len(set(map(str, inside))) <= 3:
-            named = f"{name}=" + "|".join(sorted({str(v) for v in inside}))
+        few, others = {str(v) for v in inside}, {str(v) for v in outside}
+        if not named and not few & others and len(few) <= (1 if None not in numbers else 3):
+            named = f"{name}=" + "|".join(sorted(few))
     return named
 
 

@@ -33,6 +33,9 @@ from feedback.trends import MIN_SIZES, power_law
 MAX_BASELINE_RATIO = 2.0
 MAX_LOST_BITS = 1.0
 MAX_LOCATED = 3
+GROSS = 10.0
+CLASS_BITS = 4.0
+"""Arithmetics lie at least this many bits apart, TF32 and fp16 aside."""
 
 
 class Precision(NamedTuple):
@@ -141,18 +144,22 @@ def _violated(
             f"{w.candidate / w.baseline:.3g}x the baseline's {w.baseline:.2g}" if w.baseline else "0 in the baseline"
         )
         said.append(f"{w.tensor} error {w.candidate:.2g}, {times}, at {text(key(w.case))}")
-        quantities.append(Quantity(name=f"{w.tensor} rms_ratio", value=w.candidate))
+        if math.isfinite(w.candidate):
+            quantities.append(Quantity(name=f"{w.tensor} rms_ratio", value=w.candidate))
         expected.append(Quantity(name=f"{w.tensor} rms_ratio", value=w.baseline, hi=w.allowed))
         at = separating([p.case for p in worse], [p.case for p in pairs if p not in worse])
         said += [f"{len(worse)} of {len(pairs)} cases" + (f", all with {at}" if at else "")]
-    if lost and lost[0].candidate >= 2:
+    if lost and (lost[0].candidate >= 2 or not worse):
         said.append(f"{lost[0].candidate:.1f} bits are right, {lost[0].baseline:.1f} in the baseline")
         quantities.append(Quantity(name="right bits", value=lost[0].candidate, unit="bit"))
         expected.append(Quantity(name="right bits", value=lost[0].baseline, unit="bit"))
     cases = [({**x.case}, x.tensor) for x in worse[:MAX_LOCATED]] or [({**x.case}, x.tensor) for x in lost[:1]]
-    tolerated = all(p.fact.tolerance is not None and p.candidate <= p.fact.tolerance for p in worse) if worse else True
+    tolerated = all(p.fact.tolerance is not None and p.candidate <= p.fact.tolerance for p in worse)
+    # Within its tolerance a result may be a few times worse; an arithmetic less it may not.
+    gross = not tolerated or any(p.candidate > GROSS * p.allowed for p in worse) or bool(lost and _class_lost(lost))
     return Signal(
-        rule_id="parity.relative_error", level="error", finding="violates", role=criteria.role_of(probe),
+        rule_id="parity.relative_error", level="error" if gross else "warning", finding="violates",
+        role=criteria.role_of(probe) if gross else "information",
         message=f"{probe}: {'; '.join(said)}"[:400],
         locations=where(criteria, probe, *(InputLocation(condition={**c, "tensor": t}) for c, t in cases)),
         measured=tuple(quantities), expected=tuple(expected),
@@ -160,6 +167,10 @@ def _violated(
         causes=_causes(lost), evidence=evidence([*(x.fact for x in worse[:2]), *(x.fact for x in lost[:1])]),
         next=("compare the intermediate tensors at the smallest size that differs, step by step",),
     )  # fmt: skip
+
+
+def _class_lost(lost: Sequence[_Lost]) -> bool:
+    return any(min(x.baseline, sound_bits(x.fact.case) + 2) - x.candidate >= CLASS_BITS for x in lost)
 
 
 def _causes(lost: Sequence[_Lost]) -> tuple[Cause, ...]:
