@@ -15,6 +15,7 @@ from feedback.rules import rule
 from feedback.rules.cases import evidence, key, number, text, where
 from feedback.rules.parity.points import CALLS, REGIONS, errors, grouped, rounding, typical
 from feedback.signals import Cause, InputLocation, Quantity, RegionLocation, Signal
+from feedback.stats import at_least
 
 MIN_CASES = 3
 LEAST_FACTOR = 0.05
@@ -22,6 +23,9 @@ LEAST_FACTOR = 0.05
 STEADY = 0.02
 """A factor that varies by less over the cases is one factor."""
 JUMP = 3.0
+MIN_INSIDE = 6
+"""Steps inside chunks that show how much errors change anyway."""
+CHANCE = 1e-3
 STALE = 10.0
 
 
@@ -221,27 +225,22 @@ def _jumps(points: Sequence[ParityPoint], width: float, what: str) -> _Jump | No
     order = sorted(by_index)
     noise = rounding(points[0].case) / 8
     errors_at = {i: max(typical(by_index[i]), noise) for i in order}
-    across, inside, first = [], [], None
-    for a, b in pairwise(order):
-        step = math.log(errors_at[b] / errors_at[a]) if math.isfinite(errors_at[a]) else 0.0
-        if a // width == b // width:
-            inside.append(step)
-            continue
-        across.append(step)
-        if first is None and step > math.log(JUMP):
-            first = a, b
-    if first is None or len(inside) < len(across) or len(inside) < 2:
+    steps = [(a, b, math.log(errors_at[b] / errors_at[a])) for a, b in pairwise(order) if math.isfinite(errors_at[a])]
+    across = [s for s in steps if s[0] // width != s[1] // width]
+    inside = sorted(max(0.0, step) for a, b, step in steps if a // width == b // width)
+    if not across or len(inside) < MIN_INSIDE:
         return None
-    spikes = median(across) > math.log(JUMP)
-    enters = across[0] > math.log(JUMP) and max(inside) < across[0] / 2
-    if not (spikes or enters) or (median(abs(s) for s in inside) > math.log(JUMP) / 2 and not spikes):
+    a, b, largest = max(across, key=lambda s: s[2])
+    usual = inside[int(0.9 * len(inside))]  # nine in ten steps are no larger
+    beyond = [s for s in across if s[2] > max(usual, math.log(JUMP))]
+    enters = largest > max(2 * inside[-1], math.log(JUMP))
+    spikes = bool(beyond) and at_least(len(beyond), len(across), 0.1) < CHANCE
+    if not (enters or spikes):
         return None
-    if spikes and sum(s > math.log(JUMP) for s in inside) > len(inside) * 0.1:
-        return None
-    a, b = first
+    a, b, largest = beyond[0] if spikes else (a, b, largest)
     until = [errors_at[i] for i in order if b // width == i // width][1:]
     stays = not until or median(until) > errors_at[b] / JUMP
-    return _Jump(what, width, by_index[b][0], errors_at[a], errors_at[b] / errors_at[a], stays)
+    return _Jump(what, width, by_index[b][0], errors_at[a], min(math.exp(min(largest, 700.0)), 1e300), stays)
 
 
 def _boundary(probe: str, tensor: str, jumps: Sequence[_Jump], shared: bool, criteria: Criteria) -> Signal:

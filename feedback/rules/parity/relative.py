@@ -195,7 +195,8 @@ def fingerprint(observations: Sequence[Observation], criteria: Criteria) -> list
     for place, line in lines(points, (*REGIONS, *CALLS)).items():
         error = line.sizes[min(line.sizes)]
         right = bits(error)
-        if 2 < right <= max(p.hi for p in PRECISIONS if p.hi <= sound_bits(line.smallest.case) + 0.5):
+        fewer = [p.hi for p in PRECISIONS if p.hi <= sound_bits(line.smallest.case) + 0.5]
+        if fewer and 2 < right <= max(fewer):
             fit = power_law(list(line.sizes), list(line.sizes.values())) if len(line.sizes) >= MIN_SIZES else None
             short = _Short(right, fit.slope if fit else None, line.smallest)
             found.setdefault((place.probe, place.tensor, place.arm), []).append(short)
