@@ -203,6 +203,11 @@ def at_least(hits: int, n: int, chance: float) -> float:
     return float(binom.sf(hits - 1, n, chance))
 
 
+def exp(x: float) -> float:
+    """e to the x, infinite where it can't be represented."""
+    return math.exp(x) if x < 700 else math.inf
+
+
 def trend(values: Sequence[float]) -> float:
     """p-value of Kendall's rank correlation of a series with its order; 1 where nothing varies."""
     if len(values) < 3:

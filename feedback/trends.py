@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from feedback.stats import Difference, ranks
+from feedback.stats import Difference, exp, ranks
 
 Law = Literal["constant", "square root", "linear", "quadratic", "power", "exponential"]
 
@@ -40,7 +40,7 @@ class PowerLaw(NamedTuple):
 
     def at(self, x: float) -> float:
         """The fitted value, infinite where it can't be represented."""
-        return _exp(self.intercept + self.slope * math.log(x))
+        return exp(self.intercept + self.slope * math.log(x))
 
     @property
     def exponent(self) -> Difference:
@@ -65,7 +65,7 @@ class Growth(NamedTuple):
         values = []
         for law in self.rivals:
             a, b = self.coefficients[law]
-            values.append(_exp(a + b * (size if law == "exponential" else math.log(size))))
+            values.append(exp(a + b * (size if law == "exponential" else math.log(size))))
         return min(values), max(values)
 
 
@@ -77,10 +77,6 @@ class Step(NamedTuple):
     ratio: float
     """New level / old level."""
     p: float
-
-
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 700 else math.inf
 
 
 def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:

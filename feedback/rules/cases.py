@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from feedback.criteria import Criteria
@@ -32,8 +33,14 @@ def text(case: Case | Key) -> str:
 
 
 def number(value: object) -> float | None:
-    """A case's value as a number, or None; True and False are none."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A case's value as a finite number, or None; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def separating(hits: Sequence[Case], rest: Sequence[Case]) -> str:
@@ -46,8 +53,7 @@ def separating(hits: Sequence[Case], rest: Sequence[Case]) -> str:
         inside, outside = [case[name] for case in hits], [case[name] for case in rest]
         numbers = [number(v) for v in (*inside, *outside)]
         if None not in numbers:
-            low = [float(v) for v in inside]
-            high = [float(v) for v in outside]
+            low, high = [float(v) for v in inside], [float(v) for v in outside]
             if max(low) < min(high):
                 return f"{name}<={max(low):g}"
             if min(low) > max(high):

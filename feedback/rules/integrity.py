@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import fmean, median
+from statistics import median
 
 from feedback.criteria import Criteria
 from feedback.observations import Measurement, Observation, ParityPoint, RuntimeEvent
@@ -209,16 +209,14 @@ def moved_work(observations: Sequence[Observation], criteria: Criteria) -> list[
         if len(shares) >= MOVED_UNITS:
             i = interval(shares, 0.005)
             if i.hi < 0.5:
-                said = (
-                    f"slices take {gain:.0%} less, but {max(0.0, i.mean):.0%} of the saved time is saved by the process"
-                )
+                said = f"slices take {gain:.0%} less, but the process saves only {max(0.0, i.mean):.0%} of that"
                 measured = Quantity(name="share of the saving that the process keeps", value=i.mean, lo=i.lo, hi=i.hi)
                 signals.append(_moved(probe, said, "warning", measured, mine, criteria))
             continue
         was, now = _values(counts, "baseline"), _values(counts, "candidate")
-        if was and now and fmean(was) > 0 and abs(fmean(now) / fmean(was) - 1) <= REAL_CHANGE_OF_WORK:
-            said = f"slices take {gain:.0%} less with the same number of executed instructions ({fmean(now):.4g})"
-            measured = Quantity(name="executed instructions", value=fmean(now))
+        if was and now and median(was) > 0 and abs(median(now) / median(was) - 1) <= REAL_CHANGE_OF_WORK:
+            said = f"slices take {gain:.0%} less with the same number of executed instructions ({median(now):.4g})"
+            measured = Quantity(name="executed instructions", value=median(now))
             signals.append(_moved(probe, said, "note", measured, [*mine[:1], *counts[:1]], criteria))
     return signals
 

@@ -417,3 +417,25 @@ def test_signals_have_a_place_even_when_no_change_is_known() -> None:
     signals = derive(found, BARE)
     assert len(signals) >= 4
     assert all(s.locations for s in signals)
+
+
+def test_odd_measurements_never_raise() -> None:
+    rng = np.random.default_rng(2)
+    values = (0.0, -1.0, math.nan, math.inf, -math.inf, 5e-324, 1e-300, 1e308, 1.0, 0.5, 2.0)
+    sizes: tuple[Any, ...] = (0, -1, 1, 2, 4, 8, 10**400, 1e308, 5e-324, math.nan, math.inf, True, "x", "4")
+    metrics = ("time_s", "slice_time_s", "instructions", "process_cpu_s", "output_throughput", "distinct_checks", "?",
+               "peak_flops_per_s", "time_per_s")  # fmt: skip
+    names = ("T", "n", "flops", "bytes", "peak_flops_per_s", "iterations", "function", "line", "seeds", "benchmark")
+    odd = [
+        measured(
+            str(rng.choice(["baseline", "candidate"])), float(rng.choice(values)), metric=str(rng.choice(metrics)),
+            case={str(n): sizes[rng.integers(len(sizes))] for n in rng.choice(names, 2)},
+            pair=int(rng.integers(5)), block=int(rng.integers(9)), paired=bool(rng.integers(2)),
+        )
+        for _ in range(4000)
+    ]  # fmt: skip
+    derive(odd, PLAIN)
+    for _ in range(100):
+        derive([odd[i] for i in rng.integers(0, len(odd), 40)], BARE)
+    tiny = [*processes("baseline", 1e-300, 5, 1), *processes("candidate", 1e300, 5, 1)]
+    derive([*tiny, *curve("baseline", lambda t: 1e-300 * t, 1), *curve("candidate", lambda t: 1e200 * t**20, 1)], BARE)

@@ -12,7 +12,7 @@ from feedback.observations import Measurement, Observation, Scalar
 from feedback.rules import rule
 from feedback.rules.cases import Key, evidence, key, separating, text, where
 from feedback.signals import Cause, Direction, Effect, InputLocation, Quantity, Signal
-from feedback.stats import Difference, discoveries, paired_difference, paired_units, unpaired_difference
+from feedback.stats import Difference, discoveries, exp, paired_difference, paired_units, unpaired_difference
 
 MIN_UNITS = 3
 """Fresh processes in each arm below which no interval is worth its name."""
@@ -175,7 +175,7 @@ def effect_of(c: Compared, criteria: Criteria) -> Effect | None:
     method = "Student t over fresh process pairs" if c.paired else "Welch's t on log values over fresh processes"
     return Effect(
         metric=c.metric, direction=c.direction, baseline=c.baseline, measured=c.candidate,
-        ratio=math.exp(i.mean), ratio_lo=math.exp(i.lo), ratio_hi=math.exp(i.hi),
+        ratio=exp(i.mean), ratio_lo=exp(i.lo), ratio_hi=exp(i.hi),
         confidence=c.confidence, method=f"{method}, false discovery rate over all cases",
         n_units=c.n_units, n_observations=c.n_observations,
         floor=criteria.floor, floor_known=criteria.floor_known,
@@ -212,7 +212,7 @@ def _table(cases: Sequence[Compared], criteria: Criteria) -> Signal:
     of = {found: [x for x in cases if x.found == found] for found in ("better", "worse", "same", "undecided")}
     decided = n - len(of["undecided"])
     known = [x for x in cases if math.isfinite(x.baseline)]
-    mean = math.exp(fmean(math.log(x.candidate / x.baseline) for x in known)) if known else math.nan
+    mean = exp(fmean(math.log(x.candidate) - math.log(x.baseline) for x in known)) if known else math.nan
     counts = ", ".join(f"{len(x)} {found}" for found, x in of.items() if x)
     said = f"{c.probe} {c.metric}: {counts} of {n} case{'s' if n > 1 else ''}"
     if n > 1 and known:

@@ -189,7 +189,9 @@ def roofs(observations: Sequence[Observation], criteria: Criteria) -> list[Roof]
                 limits[bound] = amount / peak
         if limits:
             bound = max(limits, key=lambda b: limits[b])
-            found.append(Roof(probe, arm, ms[0].case, limits[bound] / median(m.value for m in ms), bound, ms[0]))
+            attained = limits[bound] / median(m.value for m in ms)
+            if 0 < attained < math.inf:
+                found.append(Roof(probe, arm, ms[0].case, attained, bound, ms[0]))
     return found
 
 

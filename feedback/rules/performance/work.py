@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import median
 from typing import TypeGuard
 
 from feedback.criteria import Criteria
@@ -33,7 +33,7 @@ def instructions(observations: Sequence[Observation], criteria: Criteria) -> lis
     for probe in sorted({p for p, _ in counts}):
         if (probe, "baseline") not in counts or (probe, "candidate") not in counts:
             continue
-        before, after = fmean(counts[probe, "baseline"]), fmean(counts[probe, "candidate"])
+        before, after = median(counts[probe, "baseline"]), median(counts[probe, "candidate"])
         if not (before > 0 and after > 0):
             signals.append(_uncounted(probe, before, after, criteria))
             continue
