@@ -53,8 +53,8 @@ def error(x: Array, golden: Array) -> float:
 
 
 def point(arm: str, case: dict[str, Any], value: float, tolerance: float | None, **fields: Any) -> dict[str, Any]:
-    known = {"arm": arm, "case": case, "tensor": "S", "measure": "rms_ratio", "value": float(f"{value:.5g}")}
-    return known | {"tolerance": tolerance} | fields
+    known = {"arm": arm, "tensor": "S", "measure": "rms_ratio", "value": float(f"{value:.5g}")}
+    return known | ({} if tolerance is None else {"tolerance": tolerance}) | fields | case
 
 
 def chain_inputs(n: int, seed: int) -> tuple[Array, Array]:

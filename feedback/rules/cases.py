@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from feedback.criteria import Criteria
@@ -30,6 +31,19 @@ def text(case: Case | Key) -> str:
     parts = dict(case)
     name = parts.pop("benchmark", "")
     return " ".join([*([str(name)] if name else []), *(f"{k}={v}" for k, v in parts.items())]) or "the only case"
+
+
+def parameters(case: Case) -> dict[str, Scalar]:
+    """A case with its benchmark's name freed of the parameters in it, so that its sizes can be set side by side:
+    `pp512` of n_prompt=512 is `pp#`, and `BM_scan/4096` is `BM_scan/#` with arg0=4096."""
+    found = dict(case)
+    name = re.sub(r"\[.*\]$", "", str(case.get("benchmark", "")))
+    for n, digits in enumerate(re.findall(r"/(\d{1,18})(?=/|$)", name)):
+        found[f"arg{n}"] = int(digits)
+    name = re.sub(r"/\d+(?=/|$)", "/#", name)
+    for value in {str(v) for v in case.values() if number(v) is not None}:
+        name = re.sub(rf"(?<![\d.]){re.escape(value)}(?![\d.])", "#", name)
+    return found | ({"benchmark": name} if name else {})
 
 
 def number(value: object) -> float | None:

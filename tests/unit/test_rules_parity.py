@@ -37,10 +37,13 @@ SOUND = ("chain_fp32", "chain_tf32x3", "sum_fp32", "rank_tf32x3", "scale_right")
 def table(name: str) -> list[ParityPoint]:
     """A recorded table as its reader would give it."""
     path = DATA / f"{name}.jsonl"
-    return [
-        ParityPoint(probe="parity", source=Source(file=path.name, line=n), **json.loads(text))
-        for n, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-    ]
+    points = []
+    for n, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        row = json.loads(text)
+        fields = {name: row.pop(name) for name in ("arm", "tensor", "measure", "value", "tolerance") if name in row}
+        known: dict[str, Any] = {"probe": "parity", "tolerance": None, "source": Source(file=path.name, line=n)}
+        points.append(ParityPoint.model_validate(known | fields | {"case": row}))
+    return points
 
 
 def point(value: float, arm: str = "candidate", **fields: Any) -> ParityPoint:

@@ -202,6 +202,24 @@ def test_identical_arms_are_named_no_more_often_than_said() -> None:
     assert loud <= 0.05 * 200 + 3 * math.sqrt(200 * 0.05 * 0.95)
 
 
+def test_load_test_that_ran_once_is_one_signal_however_many_metrics() -> None:
+    metrics = ("median_ttft_ms", "p99_ttft_ms", "output_throughput", "mean_tpot_ms")
+    found = [m for i, name in enumerate(metrics) for m in both(1 + i / 10, n=1, metric=name, case={"rate": 4})]
+    signal = only(by_case(found, PLAIN))
+    assert (signal.rule_id, signal.finding) == ("performance.bench_table", "inconclusive")
+    assert signal.message.startswith("bench: 4 metrics undecided; largest changes")
+    assert "share one process" in signal.reason
+
+
+def test_rate_beside_its_own_time_is_not_told_twice() -> None:
+    found = [
+        *both(0.5),
+        *(m.model_copy(update={"metric": "bytes_per_second", "value": 1 / m.value}) for m in both(0.5)),
+    ]
+    assert [s.effect.metric for s in by_case(found, PLAIN) if s.effect] == ["time_s"]
+    assert only(by_case(found[16:], PLAIN)).finding == "better"
+
+
 # performance.warm_up and performance.drift
 
 
@@ -336,6 +354,23 @@ def test_three_sizes_are_no_scaling() -> None:
     assert scaling(found, PLAIN) == []
 
 
+@pytest.mark.parametrize("name", ["pp{}", "test_scan[{}-float32]", "BM_scan/{}"])
+def test_sizes_in_the_benchmarks_names_are_one_scaling(name: str) -> None:
+    found = [
+        m.model_copy(
+            update={"case": {"benchmark": name.format(m.case["T"])} | ({} if "/" in name else {"n": m.case["T"]})}
+        )
+        for m in curve("candidate", lambda t: 1e-9 * t**2, 1)
+    ]
+    assert "^2.0" in only(scaling(found, PLAIN)).message
+
+
+def test_latency_of_requests_is_no_scaling_and_no_series() -> None:
+    found = [m.model_copy(update={"metric": "ttft_ms"}) for m in curve("candidate", lambda t: t, 1)]
+    assert scaling(found, PLAIN) == []
+    assert drift([m.model_copy(update={"block": i, "pair": 0}) for i, m in enumerate(found * 4)], PLAIN) == []
+
+
 # performance.roofline
 
 
@@ -369,6 +404,12 @@ def test_peaks_may_be_measured_beside_and_the_largest_holds() -> None:
     assert "25% of the compute limit" in only(roofline([*peaks, case], PLAIN)).message
 
 
+def test_work_may_be_measured_beside_the_time() -> None:
+    case = {"benchmark": "gemm", "peak_flops_per_s": 1e11}
+    found = [measured("candidate", 0.04, case=case), measured("candidate", 1e9, metric="flops", case=case)]
+    assert "25% of the compute limit" in only(roofline(found, PLAIN)).message
+
+
 @pytest.mark.parametrize("case", [{}, {"flops": 1e9}, {"flops": 0, "peak_flops_per_s": 1}, {"flops": "x"}])
 def test_without_work_or_peaks_there_is_no_roof(case: dict[str, Any]) -> None:
     assert roofline([measured("candidate", 0.04, case={"benchmark": "g"} | case)], PLAIN) == []
@@ -377,9 +418,11 @@ def test_without_work_or_peaks_there_is_no_roof(case: dict[str, Any]) -> None:
 # performance.instructions_by_function
 
 
-def counted(arm: str, counts: dict[str, float], **case: Any) -> list[Measurement]:
+def counted(arm: str, counts: dict[str, float]) -> list[Measurement]:
     return [
-        measured(arm, n, metric="instructions", case={"function": f, "file": "decode.c", "line": 40 + len(arm)} | case)
+        measured(
+            arm, n, metric="instructions", case={"function": f, "file": "decode.c"}, code=f"src/decode.c:4{len(arm)}"
+        )
         for f, n in counts.items()
     ]
 
@@ -389,7 +432,7 @@ def test_functions_whose_work_changed_are_placed() -> None:
     found = [*counted("baseline", before), *counted("candidate", after)]
     signal = only(instructions_by_function(found, PLAIN))
     assert signal.message == "bench: -28.00% instructions in all: norm -3e+06 (-60.0%), dot +2e+05 (+20.0%)"
-    assert signal.locations[0] == CodeLocation(file="decode.c", line=49, symbol="norm")
+    assert signal.locations[0] == CodeLocation(file="src/decode.c", line=49, symbol="norm")
     assert [(q.name, q.value) for q in signal.expected] == [("norm", 5e6), ("dot", 1e6)]
     assert instructions(found, PLAIN) == []  # the total is another rule's, of whole programs
 

@@ -53,20 +53,20 @@ class Compared(NamedTuple):
     @property
     def gain(self) -> float:
         """Relative change of the medians in the wanted direction."""
-        ratio = self.candidate / self.baseline
+        ratio = exp(math.log(self.candidate) - math.log(self.baseline))
         return ratio - 1 if self.direction == "maximize" else 1 - ratio
 
 
 def direction_of(metric: str) -> Direction | None:
     """Which way a metric is better, by its name; None where that isn't known."""
-    if "throughput" in metric or "goodput" in metric or metric.endswith("_per_s"):
+    if "throughput" in metric or "goodput" in metric or metric.endswith(("_per_s", "_per_second")):
         return "maximize"
     return "minimize" if metric.endswith(_TIMES) else None
 
 
 def is_time(metric: str) -> bool:
-    """Whether a metric is a wall time that is compared."""
-    return metric.endswith(_TIMES) and not metric.endswith("_per_s") and metric not in _NOT_COMPARED
+    """Whether a metric is the time of one round of work, rather than a latency under load."""
+    return metric in ("time_s", "time_ms", "time_us", "slice_time_s")
 
 
 @rule(
@@ -79,6 +79,14 @@ def by_case(observations: Sequence[Observation], criteria: Criteria) -> list[Sig
     """Every case with a clear effect, and one table a metric."""
     compared = _judged(_compared(observations, criteria), criteria)
     signals = []
+    loose = {
+        m for m in {(c.probe, c.metric) for c in compared} if not any(c.difference for c in compared if c[:2] == m)
+    }
+    for probe in dict.fromkeys(probe for probe, _ in loose):
+        metrics = [c for c in compared if c.probe == probe and (probe, c.metric) in loose]
+        if len({c.metric for c in metrics}) > 1:
+            signals.append(_unmeasured(metrics, criteria))
+            compared = [c for c in compared if c not in metrics]
     for probe, metric in dict.fromkeys((c.probe, c.metric) for c in compared):
         cases = [c for c in compared if (c.probe, c.metric) == (probe, metric)]
         named = sorted((c for c in cases if c.found in ("better", "worse")), key=lambda c: -abs(c.gain))
@@ -97,11 +105,18 @@ def _compared(observations: Sequence[Observation], criteria: Criteria) -> list[C
             and o.stage == criteria.stage
             and not (o.disturbed or o.warmup)
             and o.metric not in _NOT_COMPARED
+            and not o.metric.startswith("peak_")
             and direction_of(o.metric)
             and (o.case or not o.paired)  # paired ones without a case are the objective's and the guardrails'
         ):
             groups.setdefault((o.probe, o.metric, key(o.case)), []).append(o)
-    return [c for (probe, metric, _), of in groups.items() if (c := _compare(probe, metric, of, criteria.stage))]
+    return [
+        c
+        for (probe, metric, case), of in groups.items()
+        # A rate beside the time that it was computed from says nothing new.
+        if not (direction_of(metric) == "maximize" and (probe, "time_s", case) in groups)
+        and (c := _compare(probe, metric, of, criteria.stage))
+    ]
 
 
 def _compare(probe: str, metric: str, of: Sequence[Measurement], stage: str) -> Compared | None:
@@ -242,6 +257,21 @@ def _table(cases: Sequence[Compared], criteria: Criteria) -> Signal:
         ) if together else (),
         evidence=evidence(x.facts[0] for x in cases),
         next=_next(of["undecided"], c.paired, together),
+    )  # fmt: skip
+
+
+def _unmeasured(cases: Sequence[Compared], criteria: Criteria) -> Signal:
+    """Many metrics of which none has enough units, as of a load test that ran once in each arm: one signal."""
+    known = sorted((c for c in cases if math.isfinite(c.baseline)), key=lambda c: -abs(c.gain))
+    most = ", ".join(f"{c.metric} {c.gain:+.1%}" for c in known[:3])
+    n = len({c.metric for c in cases})
+    return Signal(
+        rule_id="performance.bench_table", level="warning", finding="inconclusive",
+        message=f"{cases[0].probe}: {n} metrics undecided; largest changes for the better or worse: {most}"[:400],
+        reason="; ".join(dict.fromkeys(c.reason for c in cases))[:400],
+        locations=where(criteria, cases[0].probe, InputLocation(condition=cases[0].case)),
+        evidence=evidence(c.facts[0] for c in cases), caveats=(_APART,),
+        next=("run the whole measurement in at least 5 fresh processes an arm, the arms interleaved",),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from feedback.criteria import Criteria
 from feedback.observations import Measurement, Observation, Scalar
 from feedback.rules import rule
-from feedback.rules.cases import Key, evidence, key, number, text, where
+from feedback.rules.cases import Key, evidence, key, number, parameters, text, where
 from feedback.rules.performance.by_case import is_time
 from feedback.signals import Cause, InputLocation, Quantity, Signal
 from feedback.stats import discoveries
@@ -42,14 +42,16 @@ class Scaling(NamedTuple):
 def scalings(observations: Sequence[Observation], criteria: Criteria) -> list[Scaling]:
     """Every benchmark along every numeric parameter that has at least four sizes in an arm."""
     groups: dict[tuple[str, str, str, Key], list[tuple[float, Measurement]]] = {}
+    shapes: dict[Key, dict[str, Scalar]] = {}
     for o in observations:
         if not (isinstance(o, Measurement) and o.stage == criteria.stage and is_time(o.metric) and o.case):
             continue
         if o.warmup or o.disturbed or not (math.isfinite(o.value) and o.value > 0):
             continue
-        for axis, value in key(o.case):
+        case = shapes.setdefault(key(o.case), parameters(o.case))
+        for axis, value in key(case):
             if (size := number(value)) is not None and size > 0:
-                groups.setdefault((o.probe, o.metric, axis, key(o.case, {axis})), []).append((size, o))
+                groups.setdefault((o.probe, o.metric, axis, key(case, {axis})), []).append((size, o))
     found = []
     for (probe, metric, axis, rest), points in groups.items():
         raw: dict[str, dict[float, list[float]]] = {}
@@ -168,22 +170,25 @@ class Roof(NamedTuple):
 
 
 def roofs(observations: Sequence[Observation], criteria: Criteria) -> list[Roof]:
-    """Every case that declares `flops` or `bytes`. Peaks stand in the case, or are measurements
-    `peak_flops_per_s` and `peak_bytes_per_s`, of which the largest holds."""
+    """Every case of which `flops` or `bytes` are known, from the case itself or as measurements of it. Peaks stand in
+    the case, or are measurements `peak_flops_per_s` and `peak_bytes_per_s`, of which the largest holds."""
     peaks: dict[str, float] = {}
+    work_of: dict[tuple[str, str, Key], float] = {}
     groups: dict[tuple[str, str, Key], list[Measurement]] = {}
     for o in observations:
         if not isinstance(o, Measurement) or not math.isfinite(o.value) or o.value <= 0:
             continue
         if o.metric in ("peak_flops_per_s", "peak_bytes_per_s"):
             peaks[o.metric] = max(peaks.get(o.metric, 0.0), o.value)
+        elif o.metric in ("flops", "bytes"):
+            work_of[o.probe, o.metric, key(o.case)] = o.value
         elif o.stage == criteria.stage and o.metric in ("time_s", "slice_time_s") and not o.warmup:
             groups.setdefault((o.probe, o.arm, key(o.case)), []).append(o)
     found = []
-    for (probe, arm, _), ms in groups.items():
+    for (probe, arm, case), ms in groups.items():
         limits = {}
         for work, bound in (("flops", "compute"), ("bytes", "bandwidth")):
-            amount = number(ms[0].case.get(work))
+            amount = number(ms[0].case.get(work)) or work_of.get((probe, work, case))
             peak = number(ms[0].case.get(f"peak_{work}_per_s")) or peaks.get(f"peak_{work}_per_s")
             if amount and peak and amount > 0 and peak > 0:
                 limits[bound] = amount / peak

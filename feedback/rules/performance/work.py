@@ -10,7 +10,7 @@ from typing import TypeGuard
 from feedback.criteria import Criteria
 from feedback.observations import Measurement, Observation
 from feedback.rules import rule
-from feedback.rules.cases import Key, evidence, key, number, where
+from feedback.rules.cases import Key, evidence, key, where
 from feedback.signals import Cause, CodeLocation, Quantity, Signal
 
 REAL_CHANGE_OF_WORK = 0.001
@@ -78,7 +78,7 @@ def instructions_by_function(observations: Sequence[Observation], criteria: Crit
         arms: dict[str, dict[Key, Measurement]] = {"baseline": {}, "candidate": {}}
         for o in counted:
             if o.probe == probe and math.isfinite(o.value) and o.value >= 0:
-                arms[o.arm][key(o.case, {"line"})] = o
+                arms[o.arm][key(o.case)] = o
         before, after = arms["baseline"], arms["candidate"]
         total = sum(o.value for o in before.values())
         if not total or not after:
@@ -118,8 +118,9 @@ def _by_function(
         said.append(f"{name} {now - was:+.3g} ({how})")
         quantities.append(Quantity(name=name[:80], value=now, unit="instructions"))
         expected.append(Quantity(name=name[:80], value=was, unit="instructions"))
-        line = number(known.case.get("line"))
-        places.append(CodeLocation(file=str(known.case.get("file", "")), line=int(line) if line else None, symbol=name))
+        file, _, line = known.code.rpartition(":")
+        stands = (file, int(line)) if line.isdecimal() else (known.code or str(known.case.get("file", "")), None)
+        places.append(CodeLocation(file=stands[0], line=stands[1], symbol=name))
         facts += [counts[function] for counts in (after, before) if function in counts]
     more = f" and {len(real) - len(shown)} more functions" if len(real) > len(shown) else ""
     gone, new = sum(k not in after for k in real), sum(k not in before for k in real)
