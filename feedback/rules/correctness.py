@@ -51,10 +51,11 @@ def tests_of(outcomes: Iterable[TestOutcome]) -> dict[str, Test]:
 )
 def failed_tests(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """One signal a probe: all its tests passed, or which failed and how. Of a test that was tried again the last
-    attempt counts; skipped tests neither pass nor fail, and nothing but skipped tests is no pass."""
-    outcomes = [
-        o for o in observations if isinstance(o, TestOutcome) and o.arm == "candidate" and o.stage == criteria.stage
-    ]
+    attempt counts; skipped tests neither pass nor fail, and nothing but skipped tests is no pass. A gate must be
+    passed even if the baseline fails it; elsewhere what fails in the baseline too is a note."""
+    of_stage = [o for o in observations if isinstance(o, TestOutcome) and o.stage == criteria.stage]
+    outcomes = [o for o in of_stage if o.arm == "candidate"]
+    before = {(o.probe, o.name) for o in of_stage if o.arm == "baseline" and o.outcome in ("failed", "error")}
     signals = []
     for probe in dict.fromkeys(o.probe for o in outcomes):
         of_probe = [o for o in outcomes if o.probe == probe]
@@ -82,11 +83,16 @@ def failed_tests(observations: Sequence[Observation], criteria: Criteria) -> lis
                 )
             )  # fmt: skip
         else:
-            first = failed[0]
+            new = [o for o in failed if (probe, o.name) not in before]
+            first = (new or failed)[0]
+            old = len(failed) - len(new)
+            too = f" ({'all' if not new else old} in the baseline too)" if old else ""
+            known = not new and role != "gate"
             signals.append(
                 Signal(
-                    rule_id="correctness.test_fail", level="error", finding="violates", role=role,
-                    message=f"{probe}: {len(failed)} of {len(counted)} failed; {first.name}: {first.message}"[:400],
+                    rule_id="correctness.test_fail", level="note" if known else "error",
+                    finding="observed" if known else "violates", role=role,
+                    message=f"{probe}: {len(failed)} of {len(counted)} failed{too}; {first.name}: {first.message}"[:400],
                     locations=(*_places(failed), *criteria.changed, ProcessLocation(arm="candidate", role=probe)),
                     evidence=evidence(failed),
                 )
@@ -133,7 +139,7 @@ def gate_silent(observations: Sequence[Observation], criteria: Criteria) -> list
     needs="test outcomes of both arms",
 )
 def changed_tests(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
-    """One signal a probe whose tests say different things of the two arms, and one on what fails in both."""
+    """One signal a probe whose tests say different things of the two arms."""
     signals = []
     for probe, before, after in _both_arms(observations, criteria):
         common = [name for name in before if name in after]
@@ -145,9 +151,6 @@ def changed_tests(observations: Sequence[Observation], criteria: Criteria) -> li
         broke += [n for n in new if after[n].state == "failed"]
         if broke or mended or silenced or gone:
             signals.append(_changed(probe, after, (broke, mended, silenced, gone, new), criteria))
-        still = [after[n] for n in common if after[n].state == "failed" and before[n].state == "failed"]
-        if still:
-            signals.append(_still(probe, still, criteria))
     return signals
 
 
@@ -205,15 +208,6 @@ def _changed(probe: str, after: dict[str, Test], names: tuple[list[str], ...], c
         causes=tuple(causes),
         caveats=("a single attempt does not tell a flaky test from a broken one",) if broke else (),
         evidence=evidence(failures), next=(f"run {broke[0]} alone, 5 times in each arm",) if broke else (),
-    )  # fmt: skip
-
-
-def _still(probe: str, still: Sequence[Test], criteria: Criteria) -> Signal:
-    failures = [f for t in still if (f := t.first_failure)]
-    return Signal(
-        rule_id="correctness.test_changed", level="note", finding="observed",
-        message=f"{probe}: {len(still)} fail in both arms, so not by this change ({failures[0].name})"[:400],
-        locations=(*_places(failures), ProcessLocation(arm="baseline", role=probe)), evidence=evidence(failures),
     )  # fmt: skip
 
 

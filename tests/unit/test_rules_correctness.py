@@ -92,9 +92,20 @@ def test_new_test_that_fails_is_newly_failing() -> None:
 
 
 def test_failure_in_both_arms_is_not_the_changes_doing() -> None:
-    signal = only(changed_tests(compared(ALL | {"a": "f"}, ALL | {"a": "f"}), PLAIN))
+    found = compared(ALL | {"a": "f"}, ALL | {"a": "f"})
+    assert changed_tests(found, PLAIN) == []
+    signal = only(failed_tests(found, PLAIN))
     assert (signal.level, signal.finding) == ("note", "observed")
-    assert "not by this change" in signal.message
+    assert "1 of 3 failed (all in the baseline too); a: " in signal.message
+    gate = only(failed_tests(found, Criteria(changed=(), gates=("unit",))))
+    assert (gate.level, gate.finding) == ("error", "violates")
+
+
+def test_new_failure_beside_an_old_one_comes_first() -> None:
+    found = compared(ALL | {"a": "f"}, ALL | {"a": "f", "b": "f"})
+    signal = only(failed_tests(found, PLAIN))
+    assert (signal.level, signal.finding) == ("error", "violates")
+    assert "2 of 3 failed (1 in the baseline too); b: " in signal.message
 
 
 @pytest.mark.parametrize(
