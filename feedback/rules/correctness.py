@@ -87,12 +87,13 @@ def failed_tests(observations: Sequence[Observation], criteria: Criteria) -> lis
             first = (new or failed)[0]
             old = len(failed) - len(new)
             too = f" ({'all' if not new else old} in the baseline too)" if old else ""
+            said = f"{len(failed)} of {len(counted)} failed{too}; {first.name}: {first.message}"
             known = not new and role != "gate"
             signals.append(
                 Signal(
                     rule_id="correctness.test_fail", level="note" if known else "error",
                     finding="observed" if known else "violates", role=role,
-                    message=f"{probe}: {len(failed)} of {len(counted)} failed{too}; {first.name}: {first.message}"[:400],
+                    message=f"{probe}: {said}"[:400],
                     locations=(*_places(failed), *criteria.changed, ProcessLocation(arm="candidate", role=probe)),
                     evidence=evidence(failed),
                 )

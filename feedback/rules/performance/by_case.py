@@ -177,9 +177,17 @@ def _judged(compared: Sequence[Compared], criteria: Criteria) -> list[Compared]:
             says = "worse"
         elif -floor < lo and hi < floor:
             says = "same"
-        reason = "" if says != "undecided" else f"the interval {lo:+.1%}..{hi:+.1%} does not clear the noise"
+        reason = (
+            "" if says != "undecided" else f"{text(c.case)}: {_range(lo, hi, c.direction)} does not clear the noise"
+        )
         found.append(c._replace(found=says, confidence=confidence, reason=reason))
     return found
+
+
+def _range(lo: float, hi: float, direction: Direction) -> str:
+    """An interval of log gains as relative ones."""
+    ends = (exp(lo) - 1, exp(hi) - 1) if direction == "maximize" else (1 - exp(-lo), 1 - exp(-hi))
+    return f"{ends[0]:+.1%}..{ends[1]:+.1%}"
 
 
 def effect_of(c: Compared, criteria: Criteria) -> Effect | None:
