@@ -58,6 +58,18 @@ def bits(ratio: float) -> float:
     return 53.0 if ratio <= 2.0**-53 else max(0.0, -math.log2(ratio))
 
 
+_NOISES = 3.5
+_MAX_NOISE = 0.5
+
+
+def chance(pairs: Iterable[tuple[float, float]]) -> float:
+    """By which factor an error exceeds the one it is held against by chance. How much equally good ones differ is
+    taken from those that turned out smaller: chance makes as many of the others."""
+    smaller = [math.log(before / after) for before, after in pairs if 0 < after < before < math.inf]
+    noise = math.sqrt(sum(x * x for x in smaller) / len(smaller)) if smaller else 0.0
+    return math.exp(_NOISES * min(_MAX_NOISE, noise))
+
+
 class Where(NamedTuple):
     """What a set of points that are compared with each other has in common."""
 
@@ -99,6 +111,11 @@ class Line(NamedTuple):
     sizes: dict[float, float]
     """Typical error by size, smallest size first; of size 0 where there is none."""
     points: list[ParityPoint]
+
+    @property
+    def bits(self) -> float:
+        """How many bits are right at the smallest size."""
+        return bits(self.sizes[min(self.sizes)])
 
     @property
     def smallest(self) -> ParityPoint:

@@ -19,6 +19,7 @@ from feedback.rules.parity.points import (
     CALLS,
     REGIONS,
     bits,
+    chance,
     eps,
     errors,
     grouped,
@@ -35,7 +36,9 @@ MAX_LOST_BITS = 1.0
 MAX_LOCATED = 3
 GROSS = 10.0
 CLASS_BITS = 4.0
-"""Arithmetics lie at least this many bits apart, TF32 and fp16 aside."""
+"""Losing so many bits is an arithmetic less, whatever the tolerance."""
+FEWER_BITS = 2.0
+"""float16 and bfloat16 lie this far apart, all others farther, TF32 and float16 aside."""
 
 
 class Precision(NamedTuple):
@@ -89,8 +92,10 @@ def relative_error(observations: Sequence[Observation], criteria: Criteria) -> l
     signals = []
     for probe in dict.fromkeys(p.probe for p in points):
         pairs = _pairs([p for p in points if p.probe == probe])
-        worse = sorted((p for p in pairs if not p.candidate <= p.allowed), key=lambda p: -p.candidate / p.allowed)
-        lost = _lost_bits([p for p in points if p.probe == probe])
+        usual = chance((p.baseline, p.candidate) for p in pairs)
+        beyond = (p for p in pairs if not p.candidate <= max(p.allowed, usual * p.baseline))
+        worse = sorted(beyond, key=lambda p: -p.candidate / p.allowed)
+        lost = _lost_bits([p for p in points if p.probe == probe], max(MAX_LOST_BITS, math.log2(usual)))
         if worse or lost:
             signals.append(_violated(probe, pairs, worse, lost, criteria))
     return signals
@@ -117,8 +122,8 @@ class _Lost(NamedTuple):
     fact: ParityPoint
 
 
-def _lost_bits(points: Sequence[ParityPoint]) -> list[_Lost]:
-    """Where the smallest size has over a bit less than the baseline, or than a sound result of its dtype."""
+def _lost_bits(points: Sequence[ParityPoint], usual: float) -> list[_Lost]:
+    """Where the smallest size has `usual` bits less than the baseline, or than a sound result of its dtype."""
     found = []
     groups = lines(points, (*REGIONS, *CALLS))
     for place, line in groups.items():
@@ -129,7 +134,7 @@ def _lost_bits(points: Sequence[ParityPoint]) -> list[_Lost]:
         if not common or not math.isfinite(line.sizes[common[0]] + other.sizes[common[0]]):
             continue
         before, after = bits(other.sizes[common[0]]), bits(line.sizes[common[0]])
-        if after < min(before, sound_bits(line.points[0].case)) - MAX_LOST_BITS:
+        if after < min(before, sound_bits(line.points[0].case)) - usual:
             found.append(_Lost(place.tensor, line.smallest.case, before, after, line.smallest))
     return sorted(found, key=lambda x: x.candidate - x.baseline)
 
@@ -192,35 +197,35 @@ def fingerprint(observations: Sequence[Observation], criteria: Criteria) -> list
     """Results that have fewer bits than their dtype: one signal a tensor. A note where the baseline has no more."""
     points = [p for p in errors(observations, criteria) if p.reference == "golden"]
     found: dict[tuple[str, str, str], list[_Short]] = {}
-    for place, line in lines(points, (*REGIONS, *CALLS)).items():
-        error = line.sizes[min(line.sizes)]
-        right = bits(error)
+    known = lines(points, (*REGIONS, *CALLS))
+    for place, line in known.items():
+        right = line.bits
         fewer = [p.hi for p in PRECISIONS if p.hi <= sound_bits(line.smallest.case) + 0.5]
         if fewer and 2 < right <= max(fewer):
             fit = power_law(list(line.sizes), list(line.sizes.values())) if len(line.sizes) >= MIN_SIZES else None
-            short = _Short(right, fit.slope if fit else None, line.smallest)
+            before = known.get(place._replace(arm="baseline"))
+            lost = before.bits - right if before else 0.0
+            short = _Short(right, lost, fit.slope if fit else None, line.smallest)
             found.setdefault((place.probe, place.tensor, place.arm), []).append(short)
-    known = {(p.probe, p.tensor, p.arm) for p in points}
     signals = []
     for (probe, tensor, arm), of in found.items():
         named = precision([x.bits for x in of])
-        if named is None:
-            continue
-        new = arm == "candidate" and (probe, tensor, "baseline") in known and (probe, tensor, "baseline") not in found
-        if arm == "candidate" or (probe, tensor, "candidate") not in found:
-            signals.append(_leaked(probe, named.name, of, new, criteria))
+        if named is not None and (arm == "candidate" or (probe, tensor, "candidate") not in found):
+            signals.append(_leaked(probe, named.name, of, median(x.lost for x in of) >= FEWER_BITS, criteria))
     return signals
 
 
 class _Short(NamedTuple):
     bits: float
+    lost: float
+    """Of the bits that the baseline has."""
     slope: float | None
     """Of the error in the size."""
     fact: ParityPoint
 
 
 def _leaked(probe: str, name: str, of: Sequence[_Short], new: bool, criteria: Criteria) -> Signal:
-    right, slope, fact = min(of, key=lambda x: x.bits)
+    right, _, slope, fact = min(of, key=lambda x: x.bits)
     dtype = str(fact.case.get("dtype", "float32"))
     if slope is None:
         how, cause = "", f"operands or results rounded to {name}"

@@ -10,7 +10,7 @@ from feedback.criteria import Criteria
 from feedback.observations import Observation, ParityPoint, Scalar
 from feedback.rules import rule
 from feedback.rules.cases import Key, evidence, key, number, separating, text, where
-from feedback.rules.parity.points import errors, rounding, typical
+from feedback.rules.parity.points import chance, errors, rounding
 from feedback.signals import Cause, InputLocation, Quantity, Signal
 
 MAX_RATIO = 3.0
@@ -45,19 +45,24 @@ def _splits(points: Sequence[ParityPoint], axis: str) -> list[_Split]:
     for p in points:
         n = number(p.case.get(axis))
         if n is not None and p.reference in ("golden", "unpartitioned"):
-            place = (p.probe, p.tensor, p.arm, p.reference, key(p.case, {axis, "region", "index"}))
+            place = (p.probe, p.tensor, p.arm, p.reference, key(p.case, {axis, "region"}))
             groups.setdefault(place, {}).setdefault(n, []).append(p)
     found = []
     for (probe, tensor, arm, reference, rest), by_n in groups.items():
         direct = groups.get((probe, tensor, arm, "unpartitioned", rest), {})
         golden = groups.get((probe, tensor, arm, "golden", rest), {})
-        unsplit = typical(golden.get(1.0, []))
+        unsplit = _largest(golden.get(1.0, []))
         for n, of in by_n.items():
             if n <= 1 or not math.isfinite(unsplit) or (reference == "golden" and n in direct):
                 continue
             worst = max(of, key=lambda p: p.value if p.value == p.value else math.inf)
             found.append(_Split(probe, tensor, arm, axis, worst.case, unsplit, worst.value, worst))
     return found
+
+
+def _largest(points: Sequence[ParityPoint]) -> float:
+    """The largest error over seeds and regions; infinite where one can't be compared."""
+    return max(p.value if p.value == p.value else math.inf for p in points) if points else math.inf
 
 
 @rule(
@@ -75,7 +80,9 @@ def split_mismatch(observations: Sequence[Observation], criteria: Criteria) -> l
         for probe in dict.fromkeys(s.probe for s in splits):
             of = [s for s in splits if s.probe == probe]
             mine = [s for s in of if s.arm == "candidate"] or of
-            broken = sorted((s for s in mine if s.is_beyond), key=lambda s: -s.split / s.allowed)
+            usual = chance((s.unsplit, s.split) for s in mine)
+            beyond = (s for s in mine if s.is_beyond and not s.split <= usual * s.unsplit)
+            broken = sorted(beyond, key=lambda s: -s.split / s.allowed)
             before = [s for s in of if s.arm == "baseline"]
             if broken:
                 both = any(s.is_beyond for s in before)
