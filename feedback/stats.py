@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom, kendalltau
+from scipy.stats import binom
 from scipy.stats import rankdata as rank_with_ties
 from scipy.stats import t as student_t
 
@@ -206,14 +206,6 @@ def at_least(hits: int, n: int, chance: float) -> float:
 def exp(x: float) -> float:
     """e to the x, infinite where it can't be represented."""
     return math.exp(x) if x < 700 else math.inf
-
-
-def trend(values: Sequence[float]) -> float:
-    """p-value of Kendall's rank correlation of a series with its order; 1 where nothing varies."""
-    if len(values) < 3:
-        return 1.0
-    p = float(kendalltau(range(len(values)), values).pvalue)
-    return p if math.isfinite(p) else 1.0
 
 
 def ranks(values: Sequence[float]) -> NDArray[np.float64]:

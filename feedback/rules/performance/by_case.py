@@ -201,7 +201,7 @@ def effect_of(c: Compared, criteria: Criteria) -> Effect | None:
         ratio=exp(i.mean), ratio_lo=exp(i.lo), ratio_hi=exp(i.hi),
         confidence=c.confidence, method=f"{method}, false discovery rate over all cases",
         n_units=c.n_units, n_observations=c.n_observations,
-        floor=criteria.floor, floor_known=criteria.floor_known,
+        floor=criteria.floor, floor_known=criteria.floor_known, floor_units=criteria.floor_units,
     )  # fmt: skip
 
 

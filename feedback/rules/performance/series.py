@@ -153,7 +153,7 @@ def _moved(series: Series, sure: float, criteria: Criteria) -> tuple[Step, int, 
 def _steady(values: Sequence[float], found: Step) -> bool:
     """Whether the level goes on moving on both sides of the step, in the same direction."""
     sides = values[: found.at], values[found.at :]
-    if any(len(side) < 8 or trend(side) > 0.05 for side in sides):
+    if any(len(side) < 8 or abs(trend(side)) < 2 for side in sides):
         return False
     return all((median(s[len(s) // 2 :]) > median(s[: len(s) // 2])) == (found.ratio > 1) for s in sides)
 
