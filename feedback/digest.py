@@ -75,4 +75,5 @@ def place(location: Location) -> str:
                 f" and {location.n - 1} more" if location.n > 1 else ""
             )
         case "region":
-            return f"{location.tensor}[{location.region or ''}{'' if location.index is None else location.index}]"
+            parts = [location.region, "" if location.index is None else str(location.index)]
+            return f"{location.tensor}[{', '.join(part for part in parts if part)}]"

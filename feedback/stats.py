@@ -23,7 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
+from numpy.typing import NDArray
+from scipy.stats import binom, norm
+from scipy.stats import rankdata as rank_with_ties
 from scipy.stats import t as student_t
 
 from feedback.intervals import Intervals, clipped, covered, overlap, whole
@@ -149,6 +151,68 @@ def interval(units: Sequence[float], tail: float) -> Interval:
 def _quantile(probability: float, degrees: int) -> float:
     """Student's t quantile; kept, because the same few are asked for at every look."""
     return float(student_t.ppf(probability, degrees))
+
+
+class Difference(NamedTuple):
+    """A mean log-ratio with its standard error, from which an interval of any confidence and a p-value follow."""
+
+    mean: float
+    error: float
+    degrees: float
+
+    @property
+    def p(self) -> float:
+        """Two-sided: how often identical arms differ by at least as much."""
+        if self.error <= 0:
+            return 1.0 if self.mean == 0 else 0.0
+        return float(2 * student_t.sf(abs(self.mean) / self.error, self.degrees))
+
+    def interval(self, confidence: float) -> Interval:
+        """Two-sided Student-t interval."""
+        half = float(student_t.ppf((1 + confidence) / 2, self.degrees)) * self.error if self.error > 0 else 0.0
+        return Interval(self.mean, self.mean - half, self.mean + half, confidence)
+
+
+def paired_difference(units: Sequence[float]) -> Difference:
+    """Of log-ratios of fresh process pairs. Raises ValueError below two units."""
+    if len(units) < 2:
+        raise ValueError("a difference needs at least two units")
+    return Difference(fmean(units), stdev(units) / math.sqrt(len(units)), len(units) - 1)
+
+
+def unpaired_difference(baseline: Sequence[float], candidate: Sequence[float]) -> Difference:
+    """Welch's, of log values of fresh processes that were not interleaved. Whatever drifted between the arms is
+    part of it and not of its error. Raises ValueError below two units in an arm."""
+    if min(len(baseline), len(candidate)) < 2:
+        raise ValueError("a difference needs at least two units in each arm")
+    parts = [stdev(arm) ** 2 / len(arm) for arm in (baseline, candidate)]
+    spread = sum(p * p / (len(arm) - 1) for p, arm in zip(parts, (baseline, candidate), strict=True))
+    degrees = sum(parts) ** 2 / spread if spread > 0 else len(baseline) + len(candidate) - 2
+    return Difference(fmean(candidate) - fmean(baseline), math.sqrt(sum(parts)), degrees)
+
+
+def discoveries(p_values: Sequence[float], rate: float) -> list[bool]:
+    """Which of many differences stand when at most `rate` of those named may be false on average (Benjamini and
+    Hochberg, 1995). Each one's interval at confidence 1 - rate * named / all then excludes zero (Benjamini and
+    Yekutieli, 2005)."""
+    ordered = sorted(p_values)
+    passing = [p for k, p in enumerate(ordered, 1) if p <= rate * k / len(ordered)]
+    return [p <= passing[-1] for p in p_values] if passing else [False] * len(p_values)
+
+
+def at_least(hits: int, n: int, chance: float) -> float:
+    """Probability of `hits` or more of `n` when each comes by `chance` (binomial)."""
+    return float(binom.sf(hits - 1, n, chance))
+
+
+def exp(x: float) -> float:
+    """e to the x, infinite where it can't be represented."""
+    return math.exp(x) if x < 700 else math.inf
+
+
+def ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """Ranks from 1; equal values share their mean rank."""
+    return np.asarray(rank_with_ties(values), dtype=np.float64)
 
 
 def gains(units: Sequence[float], direction: Direction) -> list[float]:

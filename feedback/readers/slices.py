@@ -48,7 +48,7 @@ def read(path: Path, probe: str, stage: str, check_tolerance: float = 1e-4) -> l
                 found += pair_events(line, probe, stage)
         except (KeyError, TypeError, ValueError) as error:
             raise Unreadable(path, number, f"not a measurement: {error}") from error
-    return found + _agreement(checks, probe, stage, check_tolerance)
+    return found + _agreement(checks, probe, stage, check_tolerance) + _variety(checks, probe, stage)
 
 
 def _measurement(line: dict[str, Any], probe: str, stage: str) -> Measurement:
@@ -85,6 +85,22 @@ def _agreement(
             value=worst, tolerance=tolerance, stage=stage,
         )
     ]  # fmt: skip
+
+
+def _variety(checks: dict[tuple[int, int, int], dict[str, list[Any]]], probe: str, stage: str) -> list[Observation]:
+    """How many different checksums an arm gave, where it was asked for three seeds or more."""
+    found: list[Observation] = []
+    for arm in ("baseline", "candidate"):
+        by_seed = {seed: by_arm[arm][0] for (_, _, seed), by_arm in checks.items() if by_arm.get(arm)}
+        if len(by_seed) >= 3 and all(check for check in by_seed.values()):
+            distinct = len({json.dumps(check, default=str) for check in by_seed.values()})
+            found.append(
+                Measurement(
+                    probe=probe, metric="distinct_checks", value=distinct, arm=arm, stage=stage,
+                    case={"seeds": len(by_seed)},
+                )
+            )  # fmt: skip
+    return found
 
 
 def _difference(by_arm: dict[str, list[Any]]) -> float:

@@ -27,7 +27,7 @@ LAYERS = {
         {"observations"},
         {"signals"},
         {"stats", "verdict", "digest", "readers", "flamegraph"},
-        {"criteria"},
+        {"criteria", "trends"},
         {"rules"},
     ),
     "infra_agent": (

@@ -16,6 +16,7 @@ from feedback.signals import (
     Location,
     ParamLocation,
     ProcessLocation,
+    RegionLocation,
     Signal,
 )
 
@@ -139,3 +140,9 @@ def test_all_of_what_fits_is_shown() -> None:
     signals = [make_signal(f"number {n}") for n in range(3)]
     exact = sum(len(render(s)) + 1 for s in signals)
     assert "more" not in digest(signals, -(-exact // CHARS_PER_TOKEN))
+
+
+def test_region_and_index_of_a_tensor_stand_apart() -> None:
+    assert place(RegionLocation(tensor="S", region="rank 1", index=512)) == "S[rank 1, 512]"
+    assert place(RegionLocation(tensor="S", index=0)) == "S[0]"
+    assert place(RegionLocation(tensor="S", region="chunk 7")) == "S[chunk 7]"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import false_discovery_control, ttest_ind
 from scipy.stats import t as student_t
 
 from feedback.observations import Measurement
@@ -25,14 +26,19 @@ from feedback.stats import (
     Finding,
     NoiseFloor,
     Rule,
+    at_least,
+    discoveries,
     gains,
     interval,
     look,
     minimum_detectable_effect,
     noise_floor,
     non_inferior,
+    paired_difference,
     paired_units,
+    ranks,
     tail_of,
+    unpaired_difference,
 )
 from infra_agent.domain import Budget, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
 from infra_agent.journal import Journal
@@ -605,3 +611,61 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
     units = np.random.default_rng(33).normal(0.05, SD, (2000, 8))
     covered = fmean((i := interval(tuple(row), 0.05)).lo <= 0.05 <= i.hi for row in units)
     assert covered == pytest.approx(0.90, abs=3 * standard_error(0.9, 2000))
+
+
+# Many comparisons, unpaired arms.
+
+
+def test_unpaired_difference_is_welchs() -> None:
+    rng = np.random.default_rng(4)
+    a, b = rng.normal(0, 1, 7), rng.normal(0.5, 3, 12)
+    found = unpaired_difference(list(a), list(b))
+    reference = ttest_ind(b, a, equal_var=False)
+    assert found.p == pytest.approx(reference.pvalue)
+    i = found.interval(0.9)
+    assert (i.lo, i.hi) == pytest.approx(tuple(reference.confidence_interval(0.9)))
+
+
+def test_paired_difference_is_the_interval_of_units() -> None:
+    units = [0.1, 0.12, 0.09, 0.11]
+    ours, known = paired_difference(units).interval(0.95), interval(units, 0.025)
+    assert (ours.lo, ours.hi) == pytest.approx((known.lo, known.hi))
+
+
+def test_values_without_spread_are_certain() -> None:
+    assert unpaired_difference([1.0, 1.0], [1.0, 1.0]).p == 1.0
+    assert unpaired_difference([1.0, 1.0], [2.0, 2.0]).p == 0.0
+    assert unpaired_difference([1.0, 1.0], [2.0, 2.0]).interval(0.99)[1:3] == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("arms", [([1.0], [1.0, 2.0]), ([1.0, 2.0], []), ([], [])])
+def test_one_unit_is_no_difference(arms: tuple[list[float], list[float]]) -> None:
+    with pytest.raises(ValueError, match="two units"):
+        unpaired_difference(*arms)
+    with pytest.raises(ValueError, match="two units"):
+        paired_difference(arms[0][:1])
+
+
+def test_discoveries_are_those_of_benjamini_and_hochberg() -> None:
+    rng = np.random.default_rng(9)
+    for _ in range(50):
+        p = np.concatenate([rng.uniform(0, 1, 20), rng.uniform(0, 0.01, 5)])
+        assert discoveries(list(p), 0.05) == list(false_discovery_control(p) <= 0.05)
+    assert discoveries([], 0.05) == []
+
+
+def test_intervals_of_discoveries_exclude_zero() -> None:
+    rng = np.random.default_rng(3)
+    found = [unpaired_difference(list(rng.normal(0, 1, 8)), list(rng.normal(m, 1, 8))) for m in (0, 0, 0, 2, 3)]
+    stand = discoveries([d.p for d in found], 0.05)
+    confidence = 1 - 0.05 * sum(stand) / len(found)
+    assert any(stand)
+    for d, stands in zip(found, stand, strict=True):
+        i = d.interval(confidence)
+        assert stands == (not i.lo <= 0 <= i.hi) or not stands
+
+
+def test_chance_and_ranks() -> None:
+    assert at_least(0, 5, 0.1) == pytest.approx(1.0)
+    assert at_least(5, 5, 0.1) == pytest.approx(1e-5)
+    assert list(ranks([3.0, 1.0, 3.0])) == [2.5, 1.0, 2.5]

@@ -1,19 +1,17 @@
-"""Rules on how fast: the objective, the guardrails, and deterministic instruction counts."""
+"""The objective and the guardrails, by fresh process pairs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Literal
 
 from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Measurement, Observation
 from feedback.rules import rule
+from feedback.rules.cases import where
 from feedback.signals import Effect, Finding, Quality, Signal, as_gain, as_loss
-from feedback.stats import (
-    Finding as Look,
-)
+from feedback.stats import Finding as Look
 from feedback.stats import (
     Rule,
     Units,
@@ -26,8 +24,6 @@ from feedback.stats import (
 
 METHOD = "Student t over fresh process pairs (median of interleaved ABBA blocks)"
 METHOD_IN_TURN = "Student t over groups of four fresh runs in the order ABBA (median over their slices)"
-REAL_CHANGE_OF_WORK = 0.001
-"""Instruction counts of the same binary repeat to about 0.02 %; beyond 0.1 % the work itself changed."""
 
 
 @rule(
@@ -65,7 +61,7 @@ def _abstained(criterion: MetricCriterion, criteria: Criteria, reason: str) -> S
         rule_id="performance.bench_delta" if is_objective else "performance.guardrail",
         level="warning", finding="abstained", role="objective" if is_objective else "guardrail",
         message=f"{criterion.metric} was not measured by {criterion.probe}: {reason}"[:400],
-        locations=criteria.changed, reason=reason,
+        locations=where(criteria, criterion.probe), reason=reason,
     )  # fmt: skip
 
 
@@ -100,7 +96,7 @@ def _objective(units: Units, criterion: MetricCriterion, criteria: Criteria) -> 
     name, level, conclusion = words[finding]
     return Signal(
         rule_id="performance.bench_delta", level=level, finding=name, role="objective",
-        message=f"{said}: {conclusion}", locations=criteria.changed, effect=found,
+        message=f"{said}: {conclusion}", locations=where(criteria, criterion.probe), effect=found,
         reason=_why_undecided(found, rule) if name == "inconclusive" else "",
     )  # fmt: skip
 
@@ -133,7 +129,7 @@ def _guardrail(units: Units, criterion: MetricCriterion, criteria: Criteria) -> 
     name, level, conclusion = words[finding]
     return Signal(
         rule_id="performance.guardrail", level=level, finding=name, role="guardrail",
-        message=f"{said}: {conclusion}", locations=criteria.changed, effect=found,
+        message=f"{said}: {conclusion}", locations=where(criteria, criterion.probe), effect=found,
         reason="the interval reaches beyond the tolerated loss" if name == "inconclusive" else "",
     )  # fmt: skip
 
@@ -142,48 +138,3 @@ def gain_text(found: Effect) -> str:
     """`+21.3 % [+18.0 %, +24.7 %]`: the gain in the wanted direction with its interval."""
     lo, hi = found.improvement_interval
     return f"{found.improvement:+.1%} [{lo:+.1%}, {hi:+.1%}]"
-
-
-@rule(
-    "performance.instructions",
-    says="whether the amount of work changed, by executed instructions",
-    needs="callgrind totals",
-)
-def instructions(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
-    """Whether the amount of work changed, by executed instructions: deterministic, so one run each suffices."""
-    counts: dict[tuple[str, str], list[float]] = {}
-    for o in observations:
-        if not isinstance(o, Measurement) or o.metric != "instructions" or "function" in o.case:
-            continue
-        if o.stage == criteria.stage:
-            counts.setdefault((o.probe, o.arm), []).append(o.value)
-    signals = []
-    for probe in sorted({p for p, _ in counts}):
-        if (probe, "baseline") not in counts or (probe, "candidate") not in counts:
-            continue
-        before, after = fmean(counts[probe, "baseline"]), fmean(counts[probe, "candidate"])
-        if not (before > 0 and after > 0):
-            signals.append(_uncounted(probe, before, after, criteria))
-            continue
-        change = after / before - 1
-        what = "the same work" if abs(change) <= REAL_CHANGE_OF_WORK else "less work" if change < 0 else "more work"
-        signals.append(
-            Signal(
-                rule_id="performance.instructions",
-                level="note",
-                finding="observed",
-                message=f"{probe}: {before:.4g} -> {after:.4g} instructions ({change:+.2%}): {what}",
-                locations=criteria.changed,
-                next=("compare wall time: instruction counts are blind to caches, vector width and waiting",),
-            )
-        )
-    return signals
-
-
-def _uncounted(probe: str, before: float, after: float, criteria: Criteria) -> Signal:
-    reason = f"{before:g} instructions in the baseline, {after:g} in the candidate: what is counted did not run"
-    return Signal(
-        rule_id="performance.instructions", level="warning", finding="abstained",
-        message=f"{probe}: {reason}"[:400], locations=criteria.changed, reason=reason,
-        next=("check that the counted function is still there under its name, and called",),
-    )  # fmt: skip

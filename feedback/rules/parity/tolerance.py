@@ -1,4 +1,4 @@
-"""Rules on being right: errors against an oracle or the baseline, by case and tensor."""
+"""Errors against the tolerance that their file states."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from feedback.criteria import Criteria
-from feedback.observations import Observation, ParityPoint, RuntimeEvent
+from feedback.observations import Observation, ParityPoint
 from feedback.rules import rule
-from feedback.signals import InputLocation, ProcessLocation, Signal
+from feedback.rules.cases import evidence, where
+from feedback.signals import InputLocation, Signal
 
 MAX_LOCATED = 3
 """Cases that are named one by one; the rest are counted."""
@@ -54,7 +55,7 @@ def _held(probe: str, points: Sequence[ParityPoint], criteria: Criteria) -> Sign
         rule_id="parity.numeric_error", level="note", finding="holds", role=criteria.role_of(probe),
         message=f"{probe}: all {len(points)} comparisons within tolerance; worst {worst.tensor} "
         f"{worst.measure} {worst.value:.3g} of {_allowed(worst):.3g} allowed"[:400],
-        locations=criteria.changed,
+        locations=where(criteria, probe), evidence=evidence([worst]),
     )  # fmt: skip
 
 
@@ -67,55 +68,10 @@ def _violated(probe: str, broken: Sequence[ParityPoint], n: int, criteria: Crite
         message=f"{probe}: {len(broken)} of {n} comparisons beyond tolerance ({', '.join(tensors)[:80]}); worst "
         f"{worst.tensor} {worst.measure} {worst.value:.3g}, allowed {_allowed(worst):.3g}, "
         f"at {_condition(worst)}"[:400],
-        locations=(*cases, *criteria.changed),
+        locations=(*cases, *criteria.changed), evidence=evidence(broken),
         next=("find the smallest case that differs and compare step by step with the parent",),
     )  # fmt: skip
 
 
 def _condition(point: ParityPoint) -> str:
     return " ".join(f"{k}={v}" for k, v in point.case.items())
-
-
-@rule(
-    "integrity.work_mismatch",
-    says="for the same seeds the arms gave different results, so their times do not compare the same work",
-    needs="slice records with checksums",
-)
-def work_mismatch(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
-    """The arms' checksums of the same slices must agree, or the times compare different work."""
-    signals = []
-    for o in observations:
-        if not isinstance(o, ParityPoint) or o.tensor != "check" or o.stage != criteria.stage:
-            continue
-        if o.value <= _allowed(o):
-            continue
-        signals.append(
-            Signal(
-                rule_id="integrity.work_mismatch",
-                level="error",
-                finding="violates",
-                message=f"{o.probe}: for the same seeds the arms' results differ by {o.value:.3g} (allowed "
-                f"{_allowed(o):.3g}): their times don't compare the same work",
-                locations=criteria.changed,
-            )
-        )
-    return signals
-
-
-@rule(
-    "integrity.work_unproven",
-    says="the worker sends no checksums, so nothing proves that both arms did the same work",
-    needs="slice records without checksums",
-)
-def work_unproven(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
-    """The baseline's worker sends no checksums, so times are compared on trust."""
-    return [
-        Signal(
-            rule_id="integrity.work_unproven", level="note", finding="abstained",
-            message=f"{o.probe}: nothing proves that both arms did the same work: the baseline sends no `check`"[:400],
-            reason="there are no checksums to compare", locations=(ProcessLocation(arm="baseline", role=o.probe),),
-            next=("let the worker answer every slice with a `check` that depends on all of its results",),
-        )
-        for o in observations
-        if isinstance(o, RuntimeEvent) and o.source == "check" and o.stage == criteria.stage
-    ]  # fmt: skip

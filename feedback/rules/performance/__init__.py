@@ -1,0 +1,22 @@
+"""Rules on how fast: objective and guardrails, effects by case, series, scaling, roofline, amount of work."""
+
+from feedback.rules.performance.by_case import by_case
+from feedback.rules.performance.objective import METHOD, METHOD_IN_TURN, bench_delta, effect, gain_text
+from feedback.rules.performance.scaling import roofline, scaling
+from feedback.rules.performance.series import drift, slow_starts
+from feedback.rules.performance.work import instructions, instructions_by_function
+
+__all__ = [
+    "METHOD",
+    "METHOD_IN_TURN",
+    "bench_delta",
+    "by_case",
+    "drift",
+    "effect",
+    "gain_text",
+    "instructions",
+    "instructions_by_function",
+    "roofline",
+    "scaling",
+    "slow_starts",
+]
