@@ -371,9 +371,11 @@ def share_interval(k: float, n: float, tail: float) -> tuple[float, float]:
 
 ALIKE = 3.0
 """Samples of one process that count as one: neighbours in time show the same code."""
-PROCESS_SD = 0.25
-"""How much the log-odds of a line's share differ between processes of the same program. With both, none of 120 pairs
-of recordings of one program on a busy 2-core machine differed; with the plain binomial interval 72 did."""
+PROCESS_SD = 0.3
+"""How much the log-odds of a line's share differ between processes of the same program, from 48 recordings of one
+program and its fix on a busy 2-core machine. On 24 later recordings, 1 of 60 pairs of the same program differed (43
+with the plain binomial interval); of pairs with the defect and its fix all 36 of GIL holders did, but only 13 of 36 of
+all threads. Pairs share recordings, so they are fewer than they look; other programs were not tried."""
 
 
 def odds_change(before: tuple[float, float], after: tuple[float, float], tail: float) -> Interval:
