@@ -51,7 +51,7 @@ FROM_PYTHON = {"python_function", "counter", ""}
 """Categories that are stamped by Python code."""
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_BARE = re.compile(rb'\[\s*(?:\]|\{[^\x00]*?"ph"\s*:\s*")')
+_BARE = re.compile(rb'\[\s*\{[^\x00]*?"ph"\s*:\s*"')
 
 
 def fits(path: Path, head: bytes) -> bool:
