@@ -1,55 +1,234 @@
-"""Signals as text within a token budget: errors first, then warnings, then notes; gates lead each of them."""
+"""Signals as the densest text within a token budget: what is most useful first, nothing cut in the middle of a fact.
+
+Three lines lead: is it correct, is it better, what is still open and why. Then come errors in full, warnings in
+full up to `FULL_WARNINGS`, other signals on one line, and a count of the rest. Every signal has its fingerprint in
+front, by which it can be asked about; what is cut is listed by it too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 
-from feedback.signals import Location, Signal
+from feedback.ranking import ordered
+from feedback.signals import Effect, Evidence, Location, Quantity, Signal
 
-CHARS_PER_TOKEN = 4
-_ROLES = {"gate": 0, "objective": 1, "guardrail": 2, "information": 3}
-_LEVELS = {"error": 0, "warning": 1, "note": 2}
+FULL_WARNINGS = 8
+MAX_PLACES = 4
+MAX_EVIDENCE = 4
+MAX_GATE_ITEMS = 3
+
+_TOKENS = re.compile(r"[^\W_]+|[^\w\s]|_|\s+")
+_CHECKS = ("correctness", "parity", "integrity")
 
 
-def digest(signals: Sequence[Signal], budget_tokens: int = 1500) -> str:
-    """The signals as lines. What does not fit is counted, never dropped silently; the count itself stands
-    beyond the budget."""
-    left = budget_tokens * CHARS_PER_TOKEN
-    ordered = sorted(signals, key=lambda s: (_LEVELS[s.level], _ROLES[s.role]))
+def count_tokens(text: str) -> int:
+    """An estimate from above of how many tokens a model reads: one for 3 digits, for 6 letters of a word, for each
+    mark; names that mix letters and digits, such as fingerprints, cost two for 3 characters. On digests it is up to
+    a third more than cl100k_base counts."""
+    n = 0
+    for match in _TOKENS.finditer(text):
+        piece = match[0]
+        if piece.isdigit():
+            n += -(-len(piece) // 3)
+        elif piece.isspace():
+            n += piece != " "
+        elif not piece.isascii():
+            n += len(piece.encode())
+        elif piece.isalpha():
+            n += -(-len(piece) // 6)
+        else:
+            n += -(-2 * len(piece) // 3)
+    return n
+
+
+def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
+    """The signals as lines of at most `tokens` tokens by `count_tokens`; empty without signals. What doesn't fit is
+    counted and listed by fingerprint as far as that fits; the count itself is the one line that always stands."""
+    found = ordered(signals)
+    if not found:
+        return ""
+    left = tokens - count_tokens(_tail(found, 0))
     lines: list[str] = []
-    for signal in ordered:
-        text = render(signal)
-        left -= len(text) + 1
-        if left < 0:
-            n_cut = len(ordered) - len(lines)
-            lines.append(f"... {n_cut} more signal{'s' if n_cut > 1 else ''}")
-            break
+
+    def add(text: str) -> bool:
+        nonlocal left
+        cost = count_tokens(text) + 1
+        if cost > left:
+            return False
+        left -= cost
         lines.append(text)
+        return True
+
+    for line in gate_lines(found):
+        add(line)
+    n_warnings = 0
+    rest = []
+    for signal in found:
+        if signal.level == "note" and signal.role == "information" and signal.finding in ("same", "holds"):
+            rest.append(signal)
+            continue
+        n_warnings += signal.level == "warning"
+        is_full = signal.level == "error" or signal.role == "objective"
+        is_full |= signal.level == "warning" and n_warnings <= FULL_WARNINGS
+        if not (is_full and add(render(signal))) and not add(head(signal)):
+            rest.append(signal)
+    if rest:
+        left += count_tokens(_tail(found, 0))
+        n = len(rest)
+        while n and count_tokens(_tail(rest, n)) > left:
+            n -= 1
+        lines.append(_tail(rest, n))
     return "\n".join(lines)
 
 
+def gate_lines(signals: Sequence[Signal]) -> tuple[str, str, str]:
+    """Three lines for whoever reads no further: correct? better? what is open?"""
+    checks = [s for s in signals if s.rule_id.partition(".")[0] in _CHECKS or s.role == "gate"]
+    broken = [s for s in checks if s.finding == "violates"]
+    held = sum(s.finding in ("holds", "same") for s in checks)
+    if broken:
+        correct = f"no: {_items(broken)}"
+    elif held:
+        correct = f"{held} check{'s' if held > 1 else ''} held, none broken"
+    else:
+        correct = "not asked: no test, parity or gate was read"
+    moved = [s for s in signals if s.role != "gate" and (s.effect is not None or s.finding in ("better", "worse"))]
+    decisive = [s for s in moved if s.role == "objective"] or [s for s in moved if s.finding in ("better", "worse")]
+    if decisive:
+        counts = Counter(s.finding for s in decisive)
+        better = ", ".join(f"{n} {finding}" for finding, n in counts.items()) + f": {_items(decisive, _gain)}"
+    else:
+        better = "no clear effect" if moved else "not measured"
+    waiting = [s for s in signals if s.finding in ("inconclusive", "abstained")]
+    if waiting:
+        counts = Counter(s.finding for s in waiting)
+        still = ", ".join(f"{n} {finding}" for finding, n in counts.items()) + f": {_items(waiting, _why)}"
+    else:
+        still = "nothing"
+    return f"correct? {correct}", f"better? {better}", f"open? {still}"
+
+
+def _items(signals: Sequence[Signal], said: Callable[[Signal], str] = lambda s: s.rule_id) -> str:
+    text = "; ".join(f"[{s.fingerprint}] {said(s)}" for s in signals[:MAX_GATE_ITEMS])
+    return text + (f"; and {len(signals) - MAX_GATE_ITEMS} more" if len(signals) > MAX_GATE_ITEMS else "")
+
+
+def _gain(signal: Signal) -> str:
+    if signal.effect is None:
+        return signal.rule_id
+    return f"{plain(signal.effect.metric)} {gain(signal.effect)}"
+
+
+def _why(signal: Signal) -> str:
+    return f"{signal.rule_id}: {plain(signal.reason)}"
+
+
+def _tail(rest: Sequence[Signal], n_listed: int) -> str:
+    counts = Counter(s.level for s in rest)
+    kinds = ", ".join(f"{n} {level}{'s' if n > 1 else ''}" for level, n in counts.items())
+    line = f"... {len(rest)} more signal{'s' if len(rest) > 1 else ''} ({kinds})"
+    return line + (": " + " ".join(s.fingerprint for s in rest[:n_listed]) if n_listed else "")
+
+
+def head(signal: Signal) -> str:
+    """One signal on one line: conclusion and first place."""
+    return f"{_conclusion(signal)} @ {place(signal.locations[0])}"
+
+
+def _conclusion(signal: Signal) -> str:
+    return f"[{signal.fingerprint}] {signal.level.upper()} {signal.rule_id} {signal.finding}: {signal.message}"
+
+
 def render(signal: Signal) -> str:
-    """One signal as text: conclusion, places, why, what next."""
-    text = f"[{signal.fingerprint}] {signal.level.upper()} {signal.rule_id} {signal.finding}: {signal.message}"
-    text += "\n  at " + ", ".join(place(location) for location in signal.locations[:4])
+    """One signal in full: conclusion, places, numbers, causes, what next, evidence."""
+    lines = [_conclusion(signal), "at " + _some([place(p) for p in signal.locations], MAX_PLACES)]
     if signal.reason and signal.reason not in signal.message:
-        text += f"\n  why: {signal.reason}"
+        lines.append(f"why: {plain(signal.reason)}")
     if signal.effect is not None:
-        e = signal.effect
-        known = "measured" if e.floor_known else "assumed"
-        text += f"\n  {e.metric} medians {e.baseline:.4g} -> {e.measured:.4g}"
-        text += f"; {e.n_units} pairs; floor {e.floor_gain:.1%} {known}"
-    for cause in signal.causes:
-        text += f"\n  cause? ({cause.support}) {cause.text}" + (
-            f" -- refute: {cause.refutable_by}" if cause.refutable_by else ""
+        lines.append(effect(signal.effect))
+    if signal.measured:
+        said = "measured " + ", ".join(quantity(q) for q in signal.measured)
+        lines.append(
+            said + ("; expected " + ", ".join(quantity(q) for q in signal.expected) if signal.expected else "")
         )
-    for action in signal.next:
-        text += f"\n  next: {action}"
-    return text
+    for cause in signal.causes:
+        share = f", explains {cause.explains:.0%}" if cause.explains is not None else ""
+        refuted = f" -- refute: {plain(cause.refutable_by)}" if cause.refutable_by else ""
+        lines.append(f"cause? ({cause.support}{share}) {plain(cause.text)}{refuted}")
+    lines += [f"unless: {plain(caveat)}" for caveat in signal.caveats]
+    lines += [f"next: {plain(action)}" for action in signal.next]
+    if signal.evidence:
+        lines.append("evidence " + _some([spot(e) for e in signal.evidence], MAX_EVIDENCE, "; "))
+    return "\n  ".join(lines)
+
+
+def effect(e: Effect) -> str:
+    """`time_s medians 0.01235 -> 0.009877; gain +20.0% [+18.0%, +22.0%] at 97%; 10 units; floor 2.1% assumed`."""
+    known = "measured" if e.floor_known else "assumed"
+    quality = "" if e.quality == "ok" else f"; {e.quality}"
+    return (
+        f"{plain(e.metric)} medians {number(e.baseline)} -> {number(e.measured)}; gain {gain(e)} at {e.confidence:.1%}; "
+        f"{e.n_units} units; floor {e.floor_gain:.1%} {known}{quality}"
+    )
+
+
+def gain(e: Effect) -> str:
+    """`+21.3% [+18.0%, +24.7%]`: the gain in the wanted direction with its interval."""
+    lo, hi = e.improvement_interval
+    return f"{e.improvement:+.1%} [{lo:+.1%}, {hi:+.1%}]"
+
+
+def quantity(q: Quantity) -> str:
+    """`overlap 0.0123 share [0.01, 0.02]`: name, value, unit and interval."""
+    bounds = ""
+    if q.lo is not None and q.hi is not None:
+        bounds = f" [{number(q.lo)}, {number(q.hi)}]"
+    elif q.hi is not None:
+        bounds = f" (at most {number(q.hi)})"
+    elif q.lo is not None:
+        bounds = f" (at least {number(q.lo)})"
+    return f"{plain(q.name)} {number(q.value)}" + (f" {plain(q.unit)}" if q.unit else "") + bounds
+
+
+def number(value: float) -> str:
+    """Four significant digits; whole numbers below a million as they are."""
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.4g}"
+
+
+def spot(e: Evidence) -> str:
+    """Where to look: file with line, byte or time range."""
+    text = plain(e.artefact)
+    if e.line is not None:
+        text += f":{e.line}"
+    if e.byte_start is not None:
+        text += f" bytes {e.byte_start}..{'' if e.byte_end is None else e.byte_end}"
+    if e.start_ns is not None:
+        text += f" {e.start_ns / 1e6:.3f}..{'' if e.end_ns is None else f'{e.end_ns / 1e6:.3f}'} ms"
+    return text + (f" {plain(e.query)}" if e.query and e.line is None else "")
+
+
+def _some(texts: Sequence[str], most: int, between: str = ", ") -> str:
+    distinct = list(dict.fromkeys(texts))
+    more = f"{between}and {len(distinct) - most} more" if len(distinct) > most else ""
+    return between.join(distinct[:most]) + more
+
+
+def plain(text: str) -> str:
+    """Text in which nothing steers a terminal: names of kernels, threads and files are not ours."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def place(location: Location) -> str:
     """A location in a few words."""
+    return plain(_place(location))
+
+
+def _place(location: Location) -> str:
     match location.kind:
         case "code":
             return (

@@ -24,9 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
-from scipy.stats import binom, norm
-from scipy.stats import rankdata as rank_with_ties
-from scipy.stats import t as student_t
+from scipy.special import bdtrc, ndtri, stdtr, stdtrit  # scipy.stats itself takes most of a second to import
 
 from feedback.intervals import Intervals, clipped, covered, overlap, whole
 from feedback.observations import Measurement
@@ -150,7 +148,7 @@ def interval(units: Sequence[float], tail: float) -> Interval:
 @cache
 def _quantile(probability: float, degrees: int) -> float:
     """Student's t quantile; kept, because the same few are asked for at every look."""
-    return float(student_t.ppf(probability, degrees))
+    return float(stdtrit(degrees, probability))
 
 
 class Difference(NamedTuple):
@@ -165,11 +163,11 @@ class Difference(NamedTuple):
         """Two-sided: how often identical arms differ by at least as much."""
         if self.error <= 0:
             return 1.0 if self.mean == 0 else 0.0
-        return float(2 * student_t.sf(abs(self.mean) / self.error, self.degrees))
+        return float(2 * stdtr(self.degrees, -abs(self.mean) / self.error))
 
     def interval(self, confidence: float) -> Interval:
         """Two-sided Student-t interval."""
-        half = float(student_t.ppf((1 + confidence) / 2, self.degrees)) * self.error if self.error > 0 else 0.0
+        half = float(stdtrit(self.degrees, (1 + confidence) / 2)) * self.error if self.error > 0 else 0.0
         return Interval(self.mean, self.mean - half, self.mean + half, confidence)
 
 
@@ -202,7 +200,7 @@ def discoveries(p_values: Sequence[float], rate: float) -> list[bool]:
 
 def at_least(hits: int, n: int, chance: float) -> float:
     """Probability of `hits` or more of `n` when each comes by `chance` (binomial)."""
-    return float(binom.sf(hits - 1, n, chance))
+    return 1.0 if hits <= 0 else float(bdtrc(hits - 1, n, chance))
 
 
 def exp(x: float) -> float:
@@ -212,7 +210,8 @@ def exp(x: float) -> float:
 
 def ranks(values: Sequence[float]) -> NDArray[np.float64]:
     """Ranks from 1; equal values share their mean rank."""
-    return np.asarray(rank_with_ties(values), dtype=np.float64)
+    _, place, count = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(count) - (count - 1) / 2)[place], dtype=np.float64)
 
 
 def gains(units: Sequence[float], direction: Direction) -> list[float]:
@@ -390,7 +389,7 @@ def odds_change(before: tuple[float, float], after: tuple[float, float], tail: f
 
 @cache
 def _normal(tail: float) -> float:
-    return float(norm.ppf(1 - tail))
+    return float(ndtri(1 - tail))
 
 
 def ratio_interval(

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from infra_agent import commands, doctor, overview, scaffold
-from infra_agent.cli import INTERRUPTED
+from infra_agent.cli import files
+from infra_agent.cli.codes import DONE, INTERRUPTED, NOTHING_ACCEPTED, PLATFORM, WRONG_USE
 from infra_agent.cli.output import note, result, result_bytes, shown
 from infra_agent.domain import Campaign, Event
 from infra_agent.errors import InfraAgentError, PlatformFailed, WrongUse
@@ -40,7 +41,6 @@ Exit codes:
   130  interrupted; a campaign can be resumed
   141  whoever read the output went away
 """
-DONE, WRONG_USE, NOTHING_ACCEPTED, PLATFORM, PIPE = 0, 2, 3, 5, 141
 WIDEST = 100
 
 app = typer.Typer(help=HELP, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
@@ -182,6 +182,14 @@ def init(
     written = scaffold.init(path, force)
     _print(scaffold.as_text(written), written.model_dump(mode="json"), as_json)
     return DONE
+
+
+@app.command(
+    name="feedback", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def feedback_(context: typer.Context) -> int:
+    """Read, compare or explain files of any origin: benchmarks, traces, profiles, logs. See `feedback --help`."""
+    return files.feedback(context.args)
 
 
 @app.command(name="doctor")

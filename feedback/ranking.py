@@ -1,0 +1,161 @@
+"""In which order signals are worth reading, and which of them are one.
+
+Order: what would change the next decision comes first. A measurement that can't be trusted, then what is broken or
+worse, then what got better, then what is still open, then the rest; inside each the verdict's own metrics before
+mere information, and large effects before small ones.
+
+Two signals are the same when they have the same fingerprint and finding and say the same but for numbers: they
+become one. Two signals of different rules have one cause when both say that something is wrong (or both that it got
+better), neither has a part in the verdict, each has evidence, and
+
+* the most likely cause of both is the same text, held at least moderately; or
+* both name the same function, kernel or parameter, other than what the change itself touched; or
+* both name the same thread, and the most likely cause of both is about the same shared resource (`RESOURCES`).
+
+A thread alone is not enough, nor is a line or an input: much can be wrong with one of those. The most useful one
+speaks for all of them and keeps its fingerprint; the others become its evidence.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import TypeVar
+
+from feedback.signals import Cause, Evidence, Location, Signal
+
+MAX_EVIDENCE = 12
+"""Pieces that a merged signal keeps."""
+
+RESOURCES = (
+    re.compile(r"\bGIL\b"),
+    re.compile(r"\bgarbage\b|\bgc\b", re.IGNORECASE),
+    re.compile(r"\bKV cache\b", re.IGNORECASE),
+    re.compile(r"\b(?:CPU quota|throttl\w+)\b", re.IGNORECASE),
+)
+"""What threads share and wait for; a cause is about one when its text names it."""
+
+_LEVELS = {"error": 0, "warning": 1, "note": 2}
+_ROLES = {"gate": 0, "objective": 1, "guardrail": 2, "information": 3}
+_FINDINGS = {
+    "violates": 0, "worse": 1, "better": 2, "inconclusive": 3, "abstained": 4, "observed": 5, "same": 6, "holds": 7,
+}  # fmt: skip
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d.,]*(?:e[-+]?\d+)?", re.IGNORECASE)
+
+T = TypeVar("T")
+
+
+def ordered(signals: Iterable[Signal]) -> list[Signal]:
+    """Most useful first; equals keep their order."""
+    return sorted(signals, key=_usefulness)
+
+
+def rank(signals: Iterable[Signal], changed: Collection[Location] = ()) -> list[Signal]:
+    """Most useful first, with duplicates and signals of one cause merged. `changed` is what the change touches: it
+    stands in many signals and so connects none."""
+    known = {place for location in changed for place in _places((location,))}
+    merged: list[Signal] = []
+    for signal in ordered(_without_duplicates(signals)):
+        lead = next((n for n, other in enumerate(merged) if share_cause(other, signal, known)), None)
+        if lead is None:
+            merged.append(signal)
+        else:
+            merged[lead] = _joined(merged[lead], signal)
+    return merged
+
+
+def share_cause(a: Signal, b: Signal, known: Collection[tuple[str, str]] = ()) -> bool:
+    """Whether two signals are two views of one cause (see the top of this module)."""
+    if a.rule_id == b.rule_id or not (_trend(a) and _trend(a) == _trend(b)):
+        return False
+    if a.role != "information" or b.role != "information" or not (a.evidence and b.evidence):
+        return False
+    first, second = _likely(a), _likely(b)
+    if first and second and first.text.casefold() == second.text.casefold():
+        return True
+    shared = (_places(a.locations) & _places(b.locations)) - set(known)
+    if any(kind != "thread" for kind, _ in shared):
+        return True
+    return bool(shared and first and second and _resources(first) & _resources(second))
+
+
+def _usefulness(signal: Signal) -> tuple[bool, int, int, int, float]:
+    untrusted = signal.rule_id.startswith("integrity.") and signal.finding == "violates"
+    size = abs(math.log(signal.effect.ratio)) if signal.effect and signal.effect.ratio > 0 else 0.0
+    return (
+        not untrusted, _LEVELS[signal.level], _ROLES[signal.role], _FINDINGS[signal.finding],
+        -size if math.isfinite(size) else 0.0,
+    )  # fmt: skip
+
+
+def _without_duplicates(signals: Iterable[Signal]) -> list[Signal]:
+    found: dict[tuple[str, str, str], Signal] = {}
+    for signal in signals:
+        key = (signal.fingerprint, signal.finding, _NUMBER.sub("#", signal.message))
+        if key not in found:
+            found[key] = signal
+        else:
+            first, second = ordered((found[key], signal))
+            found[key] = _united(first, second, second.evidence)
+    return list(found.values())
+
+
+def _joined(lead: Signal, other: Signal) -> Signal:
+    """The lead with what the other saw as further evidence, named by its rule and conclusion."""
+    seen = tuple(
+        e.model_copy(update={"detail": f"{other.rule_id}: {other.message}" + (f" ({e.detail})" if e.detail else "")})
+        for e in other.evidence[:2]
+    )
+    return _united(lead, other, seen)
+
+
+def _united(lead: Signal, other: Signal, evidence: Sequence[Evidence]) -> Signal:
+    texts = {cause.text for cause in lead.causes}
+    return Signal(
+        **{
+            **dict(lead),
+            "causes": (*lead.causes, *(c for c in other.causes if c.text not in texts)),
+            "caveats": _distinct((*lead.caveats, *other.caveats)),
+            "next": _distinct((*lead.next, *other.next)),
+            "evidence": _distinct((*lead.evidence, *evidence))[:MAX_EVIDENCE],
+        }
+    )
+
+
+def _distinct(values: Iterable[T]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _trend(signal: Signal) -> str:
+    """`bad`, `good`, or empty for a signal that says neither."""
+    if signal.finding in ("violates", "worse"):
+        return "bad"
+    if signal.finding == "better":
+        return "good"
+    return "bad" if signal.finding == "observed" and signal.level != "note" else ""
+
+
+def _likely(signal: Signal) -> Cause | None:
+    """The most likely cause, if it is more than a guess."""
+    first = signal.causes[0] if signal.causes else None
+    return first if first and first.support != "weak" else None
+
+
+def _resources(cause: Cause) -> set[re.Pattern[str]]:
+    return {resource for resource in RESOURCES if resource.search(cause.text)}
+
+
+def _places(locations: Iterable[Location]) -> set[tuple[str, str]]:
+    """What a cause can sit in, by kind and name: a function on any machine, a parameter, a thread."""
+    found = set()
+    for location in locations:
+        if location.kind == "kernel":
+            found.add(("function", location.name))
+        elif location.kind == "code" and location.symbol:
+            found.add(("function", location.symbol))
+        elif location.kind == "param":
+            found.add(("param", location.name))
+        elif location.kind == "thread":
+            found.add(("thread", location.name))
+    return found
