@@ -24,6 +24,9 @@ MAX_NAMED = 4
 """Files that a signal names as the place of the change."""
 
 
+STAGE = "screen"
+
+
 class Comparison(Record):
     """What two sides say about each other."""
 
@@ -47,7 +50,7 @@ def compare(base: Path | Sequence[Path], candidate: Path | Sequence[Path] | None
     before, after = _paths(base), _paths(candidate)
     if before == after or not after:
         return _alone(before)
-    sides: dict[ArmName, Listing] = {"baseline": listing(before), "candidate": listing(after)}
+    sides: dict[ArmName, Listing] = {"baseline": _side(listing(before)), "candidate": _side(listing(after))}
     probes = _matched(sides["baseline"].entries, sides["candidate"].entries)
     observations: list[Observation] = []
     read: list[FileRead] = []
@@ -55,18 +58,17 @@ def compare(base: Path | Sequence[Path], candidate: Path | Sequence[Path] | None
     unmatched: list[str] = []
     for arm, side in sides.items():
         unread += side.unread
-        observations += _as_arm([o for o in side.said if o.arm == "candidate"], arm)
+        observations += _moved(side.said, arm)
         for entry in side.entries:
-            if entry.arm == "baseline":
-                continue  # of a run directory only the candidate counts
             probe = probes.get(entry.path)
-            got = observe(entry._replace(probe=probe or entry.probe), arm)
+            entry = entry._replace(probe=probe or entry.probe)
+            got = observe(entry, (entry.arm or "candidate") if entry.recorded else arm)
             if isinstance(got, NotRead):
                 unread.append(got)
                 continue
-            mine = _of_one_arm(got, entry.recorded)
-            observations += _as_arm(mine, arm)
-            read.append(file_read(entry._replace(probe=probe or entry.probe), mine, arm))
+            mine = _moved(_of_one_arm(got, entry.recorded), arm)
+            observations += mine
+            read.append(file_read(entry, mine, arm))
             if probe is None:
                 unmatched.append(entry.name)
     return _concluded(before, after, observations, read, unread, unmatched)
@@ -102,16 +104,26 @@ def _names(paths: Iterable[Path]) -> list[str]:
     return list(dict.fromkeys(path.name or str(path.absolute().name) or "." for path in paths))[:MAX_NAMED]
 
 
+def _side(found: Listing) -> Listing:
+    """Of what run directories recorded, the candidate in its last stage; files keep all they hold."""
+    stages = [e.stage for e in found.entries if e.recorded]
+    last = stages[-1] if stages else ""
+    entries = (e for e in found.entries if not e.recorded or (e.stage == last and e.arm != "baseline"))
+    said = (o for o in found.said if o.arm == "candidate" and o.stage == (last or o.stage))
+    return found._replace(entries=tuple(entries), said=tuple(said))
+
+
 def _matched(before: Sequence[Entry], after: Sequence[Entry]) -> dict[Path, str]:
     """The probe under which each file is compared, for those that have a counterpart: one of the same format with
-    the same name; or, when a format has a single file left on each side, that one."""
+    the same name (of a run directory: of the same probe); or, when a format has a single file left on each side,
+    that one."""
     probes: dict[Path, str] = {}
-    left, right = ([e for e in side if e.arm != "baseline"] for side in (before, after))
-    for format in dict.fromkeys(e.format.name for e in left):
-        mine = {e.name: e for e in left if e.format.name == format}
-        theirs = {e.name: e for e in right if e.format.name == format}
-        pairs = [(mine[name], theirs[name]) for name in mine if name in theirs]
-        rest = [[e for e in of.values() if e.name not in (mine.keys() & theirs.keys())] for of in (mine, theirs)]
+    for format in dict.fromkeys(e.format.name for e in before):
+        mine = {e.probe: e for e in before if e.format.name == format}
+        theirs = {e.probe: e for e in after if e.format.name == format}
+        both = mine.keys() & theirs.keys()
+        pairs = [(mine[probe], theirs[probe]) for probe in mine if probe in both]
+        rest = [[e for e in of.values() if e.probe not in both] for of in (mine, theirs)]
         if len(rest[0]) == len(rest[1]) == 1:
             pairs.append((rest[0][0], rest[1][0]))
         for a, b in pairs:
@@ -122,20 +134,20 @@ def _matched(before: Sequence[Entry], after: Sequence[Entry]) -> dict[Path, str]
 def _of_one_arm(observations: Sequence[Observation], recorded: bool) -> list[Observation]:
     """What stands for a side in a file that may hold both arms: its candidate. Its pairing is lost: the pairs were
     with another baseline."""
-    arms = {o.arm for o in observations}
-    if len(arms) < 2 and not recorded:
+    if not recorded and len({o.arm for o in observations}) < 2:
         return list(observations)
     kept = [o for o in observations if o.arm == "candidate"]
     return [o.model_copy(update={"paired": False}) if isinstance(o, Measurement) else o for o in kept]
 
 
-def _as_arm(observations: Iterable[Observation], arm: ArmName) -> list[Observation]:
+def _moved(observations: Iterable[Observation], arm: ArmName) -> list[Observation]:
+    """The same of this arm, and of the one stage that is compared."""
     moved: list[Observation] = []
     for o in observations:
-        if o.arm == arm:
+        if isinstance(o, Spans | Stacks):
+            moved.append(dataclasses.replace(o, arm=arm, stage=STAGE))
+        elif o.arm == arm and o.stage == STAGE:
             moved.append(o)
-        elif isinstance(o, Spans | Stacks):
-            moved.append(dataclasses.replace(o, arm=arm))
         else:
-            moved.append(o.model_copy(update={"arm": arm}))
+            moved.append(o.model_copy(update={"arm": arm, "stage": STAGE}))
     return moved

@@ -32,7 +32,7 @@ def markdown(comparison: Comparison) -> str:
         parts.append(_table(signals[:MAX_ROWS]))
         if len(signals) > MAX_ROWS:
             parts.append(f"{len(signals) - MAX_ROWS} more signals are left out here.")
-        parts += [_details(signal) for signal in signals[:MAX_ROWS]]
+        parts += [_details(s) for s in signals[:MAX_ROWS] if s.effect or s.measured or s.causes or s.next or s.evidence]
     parts.append(_files(comparison))
     return "\n\n".join(parts) + "\n"
 
