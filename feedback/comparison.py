@@ -90,7 +90,7 @@ def _concluded(
     base: tuple[Path, ...], candidate: tuple[Path, ...], observations: Sequence[Observation],
     read: Sequence[FileRead], unread: Sequence[NotRead], unmatched: Sequence[str],
 ) -> Comparison:  # fmt: skip
-    changed = tuple(CodeLocation(file=name) for name in _names((*candidate, *base)))
+    changed = tuple(CodeLocation(file=name) for name in _names(candidate or base))
     signals: list[Signal] = []
     for stage in dict.fromkeys(o.stage for o in observations):
         signals += derive(observations, Criteria(changed=changed, stage=stage))

@@ -21,6 +21,7 @@ MAX_EVIDENCE = 4
 MAX_GATE_ITEMS = 3
 
 _TOKENS = re.compile(r"[^\W_]+|[^\w\s]|_|\s+")
+_RULE = re.compile(r"([a-z]+\.[a-z_]+): ")
 _CHECKS = ("correctness", "parity", "integrity")
 
 
@@ -161,7 +162,7 @@ def render(signal: Signal) -> str:
     lines += [f"unless: {plain(caveat)}" for caveat in signal.caveats]
     lines += [f"next: {plain(action)}" for action in signal.next]
     if signal.evidence:
-        lines.append("evidence " + _some([spot(e) for e in signal.evidence], MAX_EVIDENCE, "; "))
+        lines.append("evidence " + _some([spot(e) + _seen_by(e) for e in signal.evidence], MAX_EVIDENCE, "; "))
     return "\n  ".join(lines)
 
 
@@ -210,6 +211,12 @@ def spot(e: Evidence) -> str:
     if e.start_ns is not None:
         text += f" {e.start_ns / 1e6:.3f}..{'' if e.end_ns is None else f'{e.end_ns / 1e6:.3f}'} ms"
     return text + (f" {plain(e.query)}" if e.query and e.line is None else "")
+
+
+def _seen_by(e: Evidence) -> str:
+    """Which other rule saw the same cause there, for evidence that `ranking.rank` took from it."""
+    match = _RULE.match(e.detail)
+    return f" ({match[1]})" if match else ""
 
 
 def _some(texts: Sequence[str], most: int, between: str = ", ") -> str:

@@ -8,12 +8,12 @@ Two signals are the same when they have the same fingerprint and finding and say
 become one. Two signals of different rules have one cause when both say that something is wrong (or both that it got
 better), neither has a part in the verdict, each has evidence, and
 
-* the most likely cause of both is the same text, held at least moderately; or
-* both name the same function, kernel or parameter, other than what the change itself touched; or
-* both name the same thread, and the most likely cause of both is about the same shared resource (`RESOURCES`).
+* the most likely cause of both is the same text, or is about the same one thing (`SUBJECTS`: a process has one GIL),
+  and is more than a weak guess; or
+* both name the same function, kernel or parameter, other than what the change itself touched.
 
-A thread alone is not enough, nor is a line or an input: much can be wrong with one of those. The most useful one
-speaks for all of them and keeps its fingerprint; the others become its evidence.
+The same thread, line or input is not enough: much can be wrong with one of those. The most useful signal speaks for
+all of them and keeps its fingerprint; the others become its evidence.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from feedback.signals import Cause, Evidence, Location, Signal
 MAX_EVIDENCE = 12
 """Pieces that a merged signal keeps."""
 
-RESOURCES = (
+SUBJECTS = (
     re.compile(r"\bGIL\b"),
-    re.compile(r"\bgarbage\b|\bgc\b", re.IGNORECASE),
+    re.compile(r"\bgarbage collect", re.IGNORECASE),
     re.compile(r"\bKV cache\b", re.IGNORECASE),
     re.compile(r"\b(?:CPU quota|throttl\w+)\b", re.IGNORECASE),
+    re.compile(r"\bTF32\b"),
 )
-"""What threads share and wait for; a cause is about one when its text names it."""
+"""Things of which there is one, so that two causes that name it are one cause, however they word it."""
 
 _LEVELS = {"error": 0, "warning": 1, "note": 2}
 _ROLES = {"gate": 0, "objective": 1, "guardrail": 2, "information": 3}
@@ -72,12 +73,11 @@ def share_cause(a: Signal, b: Signal, known: Collection[tuple[str, str]] = ()) -
     if a.role != "information" or b.role != "information" or not (a.evidence and b.evidence):
         return False
     first, second = _likely(a), _likely(b)
-    if first and second and first.text.casefold() == second.text.casefold():
-        return True
-    shared = (_places(a.locations) & _places(b.locations)) - set(known)
-    if any(kind != "thread" for kind, _ in shared):
-        return True
-    return bool(shared and first and second and _resources(first) & _resources(second))
+    if first and second:
+        same_text = first.text.casefold() == second.text.casefold()
+        if same_text or _subjects(first) & _subjects(second):
+            return True
+    return bool((_places(a.locations) & _places(b.locations)) - set(known))
 
 
 def _usefulness(signal: Signal) -> tuple[bool, int, int, int, float]:
@@ -142,12 +142,12 @@ def _likely(signal: Signal) -> Cause | None:
     return first if first and first.support != "weak" else None
 
 
-def _resources(cause: Cause) -> set[re.Pattern[str]]:
-    return {resource for resource in RESOURCES if resource.search(cause.text)}
+def _subjects(cause: Cause) -> set[re.Pattern[str]]:
+    return {subject for subject in SUBJECTS if subject.search(cause.text)}
 
 
 def _places(locations: Iterable[Location]) -> set[tuple[str, str]]:
-    """What a cause can sit in, by kind and name: a function on any machine, a parameter, a thread."""
+    """What a cause can sit in, by kind and name: a function, on a device or not, or a parameter."""
     found = set()
     for location in locations:
         if location.kind == "kernel":
@@ -156,6 +156,4 @@ def _places(locations: Iterable[Location]) -> set[tuple[str, str]]:
             found.add(("function", location.symbol))
         elif location.kind == "param":
             found.add(("param", location.name))
-        elif location.kind == "thread":
-            found.add(("thread", location.name))
     return found
