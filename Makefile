@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast check bench bench-acceptance bench-feedback wheel clean
+.PHONY: demo test test-fast check docs bench bench-acceptance bench-feedback wheel clean
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -27,6 +27,11 @@ check: $(READY)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)  ## the tables of rules and formats in docs/
+	for page in docs/signals.md docs/feedback.md; do \
+		$(BIN)/python -m feedback.rules.catalogue < $$page > $$page.new && mv $$page.new $$page || exit 1; \
+	done
 
 bench: $(READY)  ## the orchestrator's own cost per experiment
 	$(BIN)/python benchmarks/overhead.py

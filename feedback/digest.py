@@ -170,9 +170,10 @@ def effect(e: Effect) -> str:
     """`time_s medians 0.01235 -> 0.009877; gain +20.0% [+18.0%, +22.0%] at 97%; 10 units; floor 2.1% assumed`."""
     known = "measured" if e.floor_known else "assumed"
     quality = "" if e.quality == "ok" else f"; {e.quality}"
+    medians = f"{number(e.baseline)} -> {number(e.measured)}"
     return (
-        f"{plain(e.metric)} medians {number(e.baseline)} -> {number(e.measured)}; gain {gain(e)} at {e.confidence:.1%}; "
-        f"{e.n_units} units; floor {e.floor_gain:.1%} {known}{quality}"
+        f"{plain(e.metric)} medians {medians}; gain {gain(e)} at {e.confidence:.1%}; {e.n_units} units; "
+        f"floor {e.floor_gain:.1%} {known}{quality}"
     )
 
 

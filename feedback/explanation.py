@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -71,7 +72,7 @@ def _passage(evidence: Evidence, file: FileRead) -> list[str]:
         return look(evidence, file)
     except Unreadable as error:
         return [f"(can't be read any more: {plain(str(error))})"]
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         return [f"(can't be read any more: {type(error).__name__})"]
 
 

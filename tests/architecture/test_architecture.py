@@ -45,7 +45,7 @@ LAYERS = {
         {"loop", "report"},
         {"ending", "progress"},
         {"commands"},
-        {"overview", "doctor"},
+        {"overview", "doctor", "comparisons"},
         {"cli"},
     ),
 }

@@ -60,7 +60,8 @@ def test_signal_is_rendered_in_full() -> None:
         "slice_time_s +20.0% [+18.0%, +22.0%]: undecided",
         "  at threads=4 (was 2), a.c:7 f",
         "  why: too few pairs",
-        "  slice_time_s medians 0.01235 -> 0.009877; gain +20.0% [+18.0%, +22.0%] at 97.0%; 10 units; floor 2.1% assumed",
+        "  slice_time_s medians 0.01235 -> 0.009877; gain +20.0% [+18.0%, +22.0%] at 97.0%; 10 units; "
+        "floor 2.1% assumed",
         "  cause? (weak) cache misses -- refute: count them",
         "  cause? (moderate) luck",
         "  next: measure longer",
