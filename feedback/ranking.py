@@ -2,7 +2,7 @@
 
 Order: what would change the next decision comes first. A measurement that can't be trusted, then what is broken or
 worse, then what got better, then what is still open, then the rest; inside each the verdict's own metrics before
-mere information, and large effects before small ones.
+mere information, large effects before small ones, and what has a strong cause before what has none.
 
 Two signals are the same when they have the same fingerprint and finding and say the same but for numbers: they
 become one. Two signals of different rules have one cause when both say that something is wrong (or both that it got
@@ -10,10 +10,11 @@ better), neither has a part in the verdict, each has evidence, and
 
 * the most likely cause of both is the same text, or is about the same one thing (`SUBJECTS`: a process has one GIL),
   and is more than a weak guess; or
-* both name the same function, kernel or parameter, other than what the change itself touched.
+* both name the same function or kernel, or the same parameter and one says that its value changed; other than what the
+  change under test itself touched.
 
-The same thread, line or input is not enough: much can be wrong with one of those. The most useful signal speaks for
-all of them and keeps its fingerprint; the others become its evidence.
+The same thread, line, input or mere parameter is not enough: much can depend on one of those. The most useful signal
+speaks for all of them and keeps its fingerprint; the others become its evidence.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _ROLES = {"gate": 0, "objective": 1, "guardrail": 2, "information": 3}
 _FINDINGS = {
     "violates": 0, "worse": 1, "better": 2, "inconclusive": 3, "abstained": 4, "observed": 5, "same": 6, "holds": 7,
 }  # fmt: skip
+_SUPPORT = {"strong": 0, "moderate": 1, "weak": 2}
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d.,]*(?:e[-+]?\d+)?", re.IGNORECASE)
 
 T = TypeVar("T")
@@ -77,15 +79,17 @@ def share_cause(a: Signal, b: Signal, known: Collection[tuple[str, str]] = ()) -
         same_text = first.text.casefold() == second.text.casefold()
         if same_text or _subjects(first) & _subjects(second):
             return True
-    return bool((_places(a.locations) & _places(b.locations)) - set(known))
+    shared = (_places(a.locations) & _places(b.locations)) - set(known)
+    moved = _changed_params((*a.locations, *b.locations))
+    return any(kind == "function" or name in moved for kind, name in shared)
 
 
-def _usefulness(signal: Signal) -> tuple[bool, int, int, int, float]:
+def _usefulness(signal: Signal) -> tuple[bool, int, int, int, float, int]:
     untrusted = signal.rule_id.startswith("integrity.") and signal.finding == "violates"
     size = abs(math.log(signal.effect.ratio)) if signal.effect and signal.effect.ratio > 0 else 0.0
     return (
         not untrusted, _LEVELS[signal.level], _ROLES[signal.role], _FINDINGS[signal.finding],
-        -size if math.isfinite(size) else 0.0,
+        -size if math.isfinite(size) else 0.0, min((_SUPPORT[c.support] for c in signal.causes), default=3),
     )  # fmt: skip
 
 
@@ -157,3 +161,7 @@ def _places(locations: Iterable[Location]) -> set[tuple[str, str]]:
         elif location.kind == "param":
             found.add(("param", location.name))
     return found
+
+
+def _changed_params(locations: Iterable[Location]) -> set[str]:
+    return {p.name for p in locations if p.kind == "param" and p.was is not None and p.was != p.value}

@@ -93,10 +93,11 @@ def _locations(locations: Sequence[Location]) -> list[dict[str, Any]]:
         if location.symbol:
             entry["logicalLocations"] = [{"name": plain(location.symbol), "kind": "function"}]
         found.append(entry)
-    if others and found:
-        found[0].setdefault("logicalLocations", []).extend(others)
-    elif others:
-        found.append({"logicalLocations": others})
+    if others and not found:
+        found.append({})
+    if others:
+        named = [*found[0].get("logicalLocations", ()), *others]
+        found[0]["logicalLocations"] = [p for n, p in enumerate(named) if p not in named[:n]]  # the schema wants a set
     return found
 
 

@@ -47,6 +47,7 @@ def test_what_changes_the_next_decision_comes_first() -> None:
         make("performance.guardrail", finding="inconclusive", reason="few pairs", role="guardrail"),
         make("performance.case_delta", finding="worse", effect=effect(1.5)),
         make("performance.case_delta", finding="worse", effect=effect(1.1)),
+        make("utilization.lock_wait", causes=(Cause(text="a lock", support="strong"),)),
         make("utilization.idle_gap"),
         make("performance.case_delta", finding="better", effect=effect(0.9), level="note"),
         make("utilization.overlap", finding="abstained", reason="no native times", level="note"),
@@ -125,6 +126,10 @@ OTHER_CAUSES = {
     ),
     "the same line without a name": (
         make(locations=(CodeLocation(file="a.c", line=3),)), make("x.y", locations=(CodeLocation(file="a.c", line=3),)),
+    ),
+    "the same parameter, which nobody changed": (
+        make("stability.preemption", locations=(ParamLocation(name="max_running_requests", value=4096),)),
+        make("stability.capture_grid", locations=(ParamLocation(name="max_running_requests", value=4096),)),
     ),
     "the same input": (
         make(locations=(InputLocation(condition={"T": 1}),)),

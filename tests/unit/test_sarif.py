@@ -13,7 +13,7 @@ from signals_of_all_kinds import EFFECT, FINDINGS, everything, signal
 from feedback.comparison import Comparison, compare
 from feedback.rules.derive import RULES
 from feedback.sarif import sarif
-from feedback.signals import Signal
+from feedback.signals import InputLocation, Signal
 
 DATA = Path(__file__).parents[1] / "data"
 SCHEMA = json.loads((DATA / "sarif" / "sarif-2.1.0-rtm.5.json").read_text())
@@ -90,6 +90,12 @@ def test_kernels_threads_and_parameters_are_logical_places() -> None:
     assert logical["parameter"] == "max_num_seqs"
     assert logical["thread"] == "loop"
     assert logical["function"].startswith("void sgemm")
+
+
+def test_places_that_read_alike_stand_once() -> None:
+    places = tuple(InputLocation(condition={"T": 4, "seed": seed}) for seed in (1, 1))
+    (result,) = only(signal("observed", "warning", places))
+    assert len(result["locations"][0]["logicalLocations"]) == 1
 
 
 def test_effect_and_evidence_are_kept() -> None:
