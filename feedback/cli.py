@@ -64,6 +64,8 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str], say: Callable[[str], None], memory: Memory | None = None, prog: str = "") -> int:
     """Run one command line, its result going to `say`; returns the exit code. Raises Wrong."""
+    if any("\udc80" <= character <= "\udcff" for character in "".join(arguments)):
+        raise Wrong("an argument is not valid UTF-8 text; use names that are")
     try:
         given = _parser(prog or "python -m feedback.cli").parse_args(arguments)
     except SystemExit as end:  # --help

@@ -131,7 +131,8 @@ def _tail(rest: Sequence[Signal], n_listed: int) -> str:
     counts = Counter(s.level for s in rest)
     kinds = ", ".join(f"{n} {level}{'s' if n > 1 else ''}" for level, n in counts.items())
     line = f"... {len(rest)} more signal{'s' if len(rest) > 1 else ''} ({kinds})"
-    return line + (": " + " ".join(s.fingerprint for s in rest[:n_listed]) if n_listed else "")
+    ids = dict.fromkeys(s.fingerprint for s in rest[:n_listed])
+    return line + (": " + " ".join(ids) if ids else "")
 
 
 def head(signal: Signal) -> str:
@@ -248,7 +249,7 @@ def _place(location: Location) -> str:
             value = "" if location.value is None else f"={location.value}"
             return f"{location.name}{value}" + ("" if location.was is None else f" (was {location.was})")
         case "input":
-            return " ".join(f"{k}={v}" for k, v in location.condition.items())
+            return " ".join(f"{k}={v}" for k, v in location.condition.items()) or "every input"
         case "process":
             return f"{location.arm} {location.role}"
         case "host":

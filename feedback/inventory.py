@@ -182,6 +182,10 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _add(path: Path, name: str, entries: list[Entry], unread: list[NotRead], unknown: str = "") -> None:
+    if not _is_text(name):
+        shown = os.fsencode(name).decode("utf-8", "replace")
+        unread.append(NotRead(path=path.parent, name=shown, reason="its name is not valid UTF-8 text"))
+        return
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise Unreadable(path, 0, "not a regular file")
@@ -190,3 +194,11 @@ def _add(path: Path, name: str, entries: list[Entry], unread: list[NotRead], unk
         unread.append(NotRead(path=path, name=name, reason=unknown or error.reason, line=error.line))
     except OSError as error:
         unread.append(NotRead(path=path, name=name, reason=error.strerror or type(error).__name__))
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

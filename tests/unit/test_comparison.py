@@ -226,6 +226,16 @@ def test_a_broken_file_is_named_with_its_place_and_the_rest_is_compared(tmp_path
     assert [(f.name, f.line) for f in found.unread] == [("bad.jsonl", 13), ("bad.jsonl", 13)]
 
 
+def test_names_that_are_no_text_are_left_out(tmp_path: Path) -> None:
+    with open(os.fsencode(tmp_path) + b"/\xff.log", "wb"):  # noqa: PTH123 - not every name is a Path's
+        pass
+    write(tmp_path / "a.log", "")
+    found = compare(tmp_path)
+    assert [f.name for f in found.read] == ["a.log"]
+    assert [f.name for f in found.unread] == ["\ufffd.log"]
+    json.dumps(found.model_dump(mode="json"), ensure_ascii=False).encode()
+
+
 def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (unread,) = contents([tmp_path / "pipe"]).unread

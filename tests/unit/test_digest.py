@@ -93,6 +93,7 @@ def test_many_places_are_cut() -> None:
         (ParamLocation(name="t", value=4), "t=4"),
         (ParamLocation(name="t"), "t"),
         (InputLocation(condition={"batch": 1, "k": 128}), "batch=1 k=128"),
+        (InputLocation(condition={}), "every input"),
         (ProcessLocation(arm="candidate", role="server"), "candidate server"),
         (HostLocation(), "this host"),
         (HostLocation(cpus=(3,)), "this host, CPUs (3,)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,12 @@ from feedback.cli import Known, Memory, Wrong
 from feedback.comparison import Comparison
 from feedback.readers import engine_log as log
 from feedback.readers import formats
+from feedback.signals import Evidence, HostLocation, Signal
 from infra_agent.comparisons import KEPT, Comparisons
+from infra_agent.domain import Campaign, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State, now
 from infra_agent.settings import load_settings
+from infra_agent.store import new_id, open_store
+from sandboxes.results import Artefact, Run
 
 ROOT = Path(__file__).parents[2]
 LLAMACPP = ROOT / "tests" / "data" / "llamacpp"
@@ -72,6 +77,7 @@ def test_the_budget_bounds_the_text() -> None:
         (), ("compare",), ("unknown",), ("compare", HEALTHY, BROKEN, "--format", "html"), ("read",),
         ("compare", HEALTHY, BROKEN, "--tokens", "0"), ("compare", HEALTHY, BROKEN, "--tokens", "x"),
         ("compare", HEALTHY, "/nonexistent"), ("explain", "0123456789ab"), ("explain", "0123456789ab", HEALTHY, BROKEN),
+        ("read", "\udcff"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_said(arguments: tuple[str, ...]) -> None:
@@ -169,6 +175,40 @@ def test_an_unknown_signal_is_wrong_use_and_makes_no_database(kept: Comparisons,
     with pytest.raises(Wrong, match="no signal"):
         run("explain", "0123456789ab", memory=memory_of(kept))
     assert not (tmp_path / "home").exists()
+
+
+def test_signals_of_campaigns_are_explained_from_their_runs(kept: Comparisons, tmp_path: Path) -> None:
+    settings = load_settings({"INFRA_AGENT_HOME": str(tmp_path / "home")})
+    signal = Signal(
+        rule_id="stability.oom", level="error", finding="observed", message="out of memory",
+        locations=(HostLocation(),), evidence=(Evidence(artefact="server.log", line=2),),
+    )  # fmt: skip
+    owner = Campaign(
+        id=new_id("cmp"), spec=CampaignSpec(target="t"), target_name="t", target_toml="", source_commit="s",
+        base_commit="b", host_fingerprint="h",
+    )  # fmt: skip
+    proposal = Proposal(
+        hypothesis=Hypothesis(claim="c", mechanism="m", location="l", falsifier="f"), change=Change(knobs={"k": 1}),
+        probe="load",
+    )  # fmt: skip
+    running = Experiment(
+        id=new_id("exp"), campaign_id=owner.id, number=4, role="change", state=State.RUNNING, proposal=proposal,
+        parent_commit="b", started_at=now(), signals=(signal,),
+    )  # fmt: skip
+    with open_store(settings.database_url) as store, store.transaction() as ledger:
+        ledger.add_campaign(owner)
+        ledger.add_experiment(running)
+    directory = tmp_path / "home" / "campaigns" / owner.id / "runs" / running.id
+    directory.mkdir(parents=True)
+    (directory / "server.log").write_text("fine\nout of memory\n")
+    Run(directory=directory, artefacts=(Artefact(path="server.log", format="engine_log", probe="load"),)).save()
+    code, text = run("explain", signal.fingerprint[:8], memory=memory_of(kept))
+    assert code == 0
+    assert text.startswith(f"experiment 4 of campaign {owner.id}\n[{signal.fingerprint}]")
+    assert "> 2: out of memory" in text
+    (directory / "run.json").unlink()
+    shutil.rmtree(directory)
+    assert "(not among the files)" in run("explain", signal.fingerprint, memory=memory_of(kept))[1]
 
 
 # The programs.
