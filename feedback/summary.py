@@ -69,12 +69,12 @@ def _parity(points: Sequence[ParityPoint]) -> list[str]:
 
 def _measurements(measurements: Sequence[Measurement]) -> list[str]:
     found = []
-    for group in _groups(measurements, lambda o: (o.probe, o.metric, o.arm)):
+    for group in _groups(measurements, lambda o: (o.probe, o.metric, o.arm, tuple(sorted(o.case)))):
         values = [o.value for o in group if not o.warmup]
         cases = {tuple(o.case.items()) for o in group}
         processes = {o.pair for o in group}
         said = f"{group[0].metric} of {group[0].probe} ({group[0].arm}): {len(group)} values"
-        said += f", {len(cases)} cases" if len(cases) > 1 else ""
+        said += f", {len(cases)} cases of {', '.join(sorted(group[0].case))}" if len(cases) > 1 else ""
         said += f", {len(processes)} processes"
         if values:
             middle, least, most = number(median(values)), number(min(values)), number(max(values))

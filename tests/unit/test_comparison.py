@@ -136,10 +136,9 @@ def test_two_files_with_other_names_are_one_probe_in_two_arms(tmp_path: Path) ->
     (signal,) = instructions_of(found)
     assert "1000 -> 900" in signal.message
     assert signal.locations[0].model_dump()["file"] == "new.out"
-    assert [(f.arm, f.name, f.format, f.kinds) for f in found.read] == [
-        ("baseline", "old.out", "callgrind", {"measurement": 1}),
-        ("candidate", "new.out", "callgrind", {"measurement": 1}),
-    ]
+    assert [(f.arm, f.name, f.format, set(f.kinds)) for f in found.read] == [
+        ("baseline", "old.out", "callgrind", {"measurement"}), ("candidate", "new.out", "callgrind", {"measurement"}),
+    ]  # fmt: skip
     assert found.unread == ()
     assert found.unmatched == ()
 
@@ -166,7 +165,7 @@ def test_a_file_with_both_arms_stands_for_its_candidate_and_loses_its_pairs(
     after = write(tmp_path / "b.jsonl", slice_lines(2.0))
     observations = seen(monkeypatch)
     compare(before, after)
-    times = [o for o in observations if isinstance(o, Measurement)]
+    times = [o for o in observations if isinstance(o, Measurement) and o.metric == "slice_time_s"]
     assert {(o.arm, o.value, o.paired) for o in times} == {("baseline", 0.01, False), ("candidate", 0.02, False)}
 
 
@@ -260,6 +259,14 @@ def test_a_run_alone_is_compared_with_itself(tmp_path: Path) -> None:
         ("slices.jsonl", None),
     ]  # fmt: skip
     assert found.unread == ()
+
+
+def test_a_run_alone_says_how_fast_its_candidate_is(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"baseline": 1000, "candidate": 900})
+    (run / "slices.jsonl").write_text(slice_lines(0.5, pairs=6))
+    (signal,) = [s for s in compare(run).signals if s.finding == "better"]
+    assert signal.effect is not None
+    assert signal.effect.improvement == pytest.approx(0.5, abs=0.02)
 
 
 def test_of_two_runs_the_candidates_of_their_last_stages_are_compared(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedback.criteria import Criteria
+from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Measurement, Source
 from feedback.rules.derive import derive
 from feedback.rules.performance import (
@@ -156,9 +156,11 @@ def test_pairs_by_case_are_compared_as_pairs() -> None:
     assert signal.caveats == ()
 
 
-def test_paired_slices_without_a_case_are_the_objectives() -> None:
+def test_paired_slices_without_a_case_are_the_objectives_where_there_is_one() -> None:
     campaign = [m.model_copy(update={"case": {}, "paired": True}) for m in both(0.5)]
-    assert by_case(campaign, PLAIN) == []
+    objective = MetricCriterion(metric="time_s", direction="minimize", probe="bench")
+    assert by_case(campaign, PLAIN.model_copy(update={"objective": objective})) == []
+    assert by_case(campaign, PLAIN) != []
 
 
 def test_throughput_is_better_when_it_rises() -> None:

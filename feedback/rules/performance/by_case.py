@@ -107,7 +107,7 @@ def _compared(observations: Sequence[Observation], criteria: Criteria) -> list[C
             and o.metric not in _NOT_COMPARED
             and not o.metric.startswith("peak_")
             and direction_of(o.metric)
-            and (o.case or not o.paired)  # paired ones without a case are the objective's and the guardrails'
+            and (o.case or not o.paired or not criteria.judged)  # else they are the objective's and the guardrails'
         ):
             groups.setdefault((o.probe, o.metric, key(o.case)), []).append(o)
     return [
