@@ -54,10 +54,11 @@ def ordered(signals: Iterable[Signal]) -> list[Signal]:
     return sorted(signals, key=_usefulness)
 
 
-def rank(signals: Iterable[Signal], changed: Collection[Location] = ()) -> list[Signal]:
-    """Most useful first, with duplicates and signals of one cause merged. `changed` is what the change touches: it
-    stands in many signals and so connects none."""
-    known = {place for location in changed for place in _places((location,))}
+def rank(signals: Sequence[Signal], changed: Collection[Location] = ()) -> list[Signal]:
+    """Most useful first, with duplicates and signals of one cause merged. `changed` is what the change touches, as
+    are the places of signals with a part in the verdict: it stands in many signals and so connects none."""
+    judged = [location for s in signals if s.role != "information" for location in s.locations]
+    known = _places((*changed, *judged))
     merged: list[Signal] = []
     for signal in ordered(_without_duplicates(signals)):
         lead = next((n for n, other in enumerate(merged) if share_cause(other, signal, known)), None)

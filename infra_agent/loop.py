@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from feedback.digest import digest
+from feedback.ranking import rank
 from feedback.signals import Signal
 from infra_agent import experiment as experiments
 from infra_agent import host, policy
@@ -112,7 +113,7 @@ def _context(desk: Desk, journal: Journal, parent: str) -> Context:
         parent_tree=tree,
         knobs=read_knobs(tree, desk.lab.spec),
         cores=len(host.cpus()),
-        digest="\n\n".join(f"experiment {e.number}:\n{digest(e.signals, 600)}" for e in latest),
+        digest="\n\n".join(f"experiment {e.number}:\n{digest(rank(e.signals), 600)}" for e in latest),
         experiments_left=desk.campaign.spec.budget.experiments - journal.number_of_changes,
         seconds_left=policy.planning_s(journal, desk.campaign.spec, desk.elapsed_s()),
     )

@@ -160,6 +160,8 @@ def test_what_the_change_touches_connects_nothing() -> None:
     knob = ParamLocation(name="threads", value=4, was=2)
     signals = [make(locations=(knob,)), make("utilization.idle_gap", locations=(knob,))]
     assert len(rank(signals, changed=(knob,))) == 2
+    objective = make("performance.bench_delta", locations=(knob,), role="objective")
+    assert len(rank([*signals, objective])) == 3
     assert len(rank(signals)) == 1
 
 
