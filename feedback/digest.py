@@ -2,7 +2,8 @@
 
 Three lines lead: is it correct, is it better, what is still open and why. Then come errors in full, warnings in
 full up to `FULL_WARNINGS`, other signals on one line, and a count of the rest. Every signal has its fingerprint in
-front, by which it can be asked about; what is cut is listed by it too.
+front, by which it can be asked about; what is cut is listed by it too. What budget is left then shows the short ones
+in full, the most useful first.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
     for line in gate_lines(found):
         add(line)
     n_warnings = 0
-    rest = []
+    rest: list[Signal] = []
+    short: dict[int, Signal] = {}
     for signal in found:
         if signal.level == "note" and signal.role == "information" and signal.finding in ("same", "holds"):
             rest.append(signal)
@@ -74,8 +76,17 @@ def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
         n_warnings += signal.level == "warning"
         is_full = signal.level == "error" or signal.role == "objective"
         is_full |= signal.level == "warning" and n_warnings <= FULL_WARNINGS
-        if not (is_full and add(render(signal))) and not add(head(signal)):
+        if is_full and add(render(signal)):
+            continue
+        if add(head(signal)):
+            short[len(lines) - 1] = signal
+        else:
             rest.append(signal)
+    for index, signal in short.items() if not rest else ():
+        more = count_tokens(render(signal)) - count_tokens(head(signal))
+        if more <= left:
+            left -= more
+            lines[index] = render(signal)
     if rest:
         left += count_tokens(_tail(found, 0))
         n = len(rest)
