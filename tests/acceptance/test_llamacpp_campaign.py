@@ -34,8 +34,8 @@ def test_llamacpp_campaign_end_to_end(tmp_path: Path) -> None:
     env = {**os.environ, "INFRA_AGENT_HOME": str(tmp_path / "home"), "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "infra_agent.cli", "run", "llamacpp", "--planner", "script:script.toml"]
     done = subprocess.run(
-        [*command, "--experiments", "3", "--minutes", "8", "--json"],
-        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900,
+        [*command, "--experiments", "3", "--minutes", "4", "--json"],
+        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode in (0, 3), done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
