@@ -95,7 +95,8 @@ class ProcessTree:
         except OSError:
             return []
         try:
-            names = os.listdir(own_fd)
+            with os.scandir(own_fd) as entries:
+                names = [entry.name for entry in entries]
         except OSError:
             return []
         finally:
