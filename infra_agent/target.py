@@ -53,8 +53,8 @@ class Package(Record):
     """A Python package that the target's processes import, installed apart from infra-agent's environment."""
 
     name: Name
-    requirement: Annotated[str, Field(pattern=r"^[A-Za-z0-9]")]
-    """Exact pip requirement; installed without its dependencies into infra-agent's home."""
+    requirement: Annotated[str, Field(pattern=r"^[^-\s]")]
+    """Exact pip requirement, or the path of a wheel; installed without its dependencies into infra-agent's home."""
     sha256: dict[InsidePath, str] = {}
     """Relative file -> expected SHA-256, checked after the download and before every use."""
 

@@ -24,6 +24,8 @@ class SandboxedProcess:
         self._launch = launch
         self._supervision = Supervision(launch)
         self._lines: LinePipes | None = self._supervision.lines
+        self._members: list[str] | None = None
+        self._pids: list[int] = []
 
     def write_line(self, line: bytes) -> None:
         """Send one line (newline added). Raises ProcessFailed if the process is gone or does not read."""
@@ -51,7 +53,12 @@ class SandboxedProcess:
     def pids(self) -> list[int]:
         """Host pids of the process tree, the sandbox's own helper processes included; empty once it ended."""
         root_pid = self._supervision.root_pid
-        return [] if root_pid is None else descendants(root_pid)
+        if root_pid is None:
+            return []
+        members = self._supervision.members()
+        if members is None or members != self._members:  # all of /proc is read only when the tree has changed
+            self._pids, self._members = descendants(root_pid), members
+        return list(self._pids)
 
     def ended(self) -> ExecResult | None:
         """The result if the process has ended, else None. Raises SandboxError if the sandbox failed."""

@@ -95,6 +95,11 @@ class Supervision:
         """Host pid of the sandbox's outer program while it runs."""
         return None if self._popen is None or self.done.is_set() else self._popen.pid
 
+    def members(self) -> list[str] | None:
+        """Who is in the tree, by its own pids; None while that can't be seen yet."""
+        tree = self._tree
+        return None if tree is None else tree.members()
+
     def end(self, reason: Ending) -> None:
         """End the tree, wait until nothing is left of it. The first reason counts. Safe to call twice."""
         with self._lock:

@@ -74,7 +74,7 @@ class ProcessTree:
         because that takes the kernel much longer. Zeros when the tree is gone or not attached yet."""
         if self._proc_fd is None:
             return Usage(0, 0)
-        resident, tasks, pids = 0, 0, self._inside_pids()
+        resident, tasks, pids = 0, 0, self.members() or []
         for pid in pids:
             fields = self._read(f"{pid}/stat").rpartition(b")")[2].split()
             if len(fields) > 21:
@@ -85,13 +85,22 @@ class ProcessTree:
             resident = sum(self._proportional_bytes(pid) for pid in pids)
         return Usage(resident + private, tasks)
 
-    def _inside_pids(self) -> list[str]:
-        assert self._proc_fd is not None
+    def members(self) -> list[str] | None:
+        """Pids as the tree itself sees them, without its first process; None while it is not attached. One small
+        directory is read, so it may be asked between slices. May be called by any thread."""
+        if (proc_fd := self._proc_fd) is None:
+            return None
         try:
-            with os.scandir(self._proc_fd) as entries:
+            own_fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
+        except OSError:
+            return []
+        try:
+            with os.scandir(own_fd) as entries:
                 names = [entry.name for entry in entries]
         except OSError:
             return []
+        finally:
+            os.close(own_fd)
         # Pid 1 is the sandbox's own reaper.
         return [name for name in names if name.isdigit() and name != "1"]
 
