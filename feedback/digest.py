@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from feedback.ranking import ordered
 from feedback.signals import Effect, Evidence, Location, Quantity, Signal
@@ -82,11 +82,8 @@ def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
             short[len(lines) - 1] = signal
         else:
             rest.append(signal)
-    for index, signal in short.items() if not rest else ():
-        more = count_tokens(render(signal)) - count_tokens(head(signal))
-        if more <= left:
-            left -= more
-            lines[index] = render(signal)
+    if not rest:
+        _lengthen(lines, short, left)
     if rest:
         left += count_tokens(_tail(found, 0))
         n = len(rest)
@@ -94,6 +91,15 @@ def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
             n -= 1
         lines.append(_tail(rest, n))
     return "\n".join(lines)
+
+
+def _lengthen(lines: list[str], short: Mapping[int, Signal], left: int) -> None:
+    """Show in full what stands on one line, as far as `left` tokens go; `short` names the signal of such a line."""
+    for index, signal in short.items():
+        more = count_tokens(render(signal)) - count_tokens(lines[index])
+        if more <= left:
+            left -= more
+            lines[index] = render(signal)
 
 
 def gate_lines(signals: Sequence[Signal]) -> tuple[str, str, str]:

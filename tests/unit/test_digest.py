@@ -265,7 +265,7 @@ def test_names_from_files_steer_no_terminal() -> None:
 
 def test_budget_that_is_left_shows_notes_in_full() -> None:
     signals = [make_signal(f"fact {i}", locations=(CodeLocation(file=f"{i}.c"),), next=("look",)) for i in range(3)]
-    assert digest(signals, 2000).count("  next: look") == 3
-    heads = count_tokens(digest(signals, 2000)) - count_tokens("  next: look at") * 3
-    assert digest(signals, heads).count("next: look") < 3  # heads come before details
-    assert all(f"fact {i}" in digest(signals, heads) for i in range(3))
+    full = digest(signals, 2000)
+    assert full.count("  next: look") == 3
+    fewer = next(text for n in range(400) if "fact 2" in (text := digest(signals, n)))
+    assert fewer.count("next: look") < 3  # every signal has its line before one has its details
