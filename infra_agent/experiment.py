@@ -35,6 +35,7 @@ from infra_agent.target import (
     Probe,
     TargetSpec,
 )
+from sandboxes.results import Artefact
 from sandboxes.workspace import PatchRefused, protect
 
 NOISE_MAX_AGE = timedelta(days=7)
@@ -195,6 +196,8 @@ def measure(
     """Run one stage's probes, cheapest question first, until one answers the rest."""
     criteria = _criteria(lab, changed, alpha, stage.name, gates)
     observations: list[Observation] = []
+    signals: list[Signal] = []
+    files = _Files(directory)
     with Bench(lab.site, stage, directory, lab.seconds_left) as bench:
         seen_steps = seen_artefacts = 0
 
@@ -203,13 +206,13 @@ def measure(
             observations.extend(steps(bench.steps[seen_steps:]))
             for artefact in bench.artefacts[seen_artefacts:]:
                 if (directory / artefact.path).exists():
-                    observations.extend(read_artefact(directory, artefact))
+                    observations.extend(files.read(artefact))
             seen_steps, seen_artefacts = len(bench.steps), len(bench.artefacts)
 
         for probe in _order(lab.spec, proposal, gates):
             lab.say(f"{stage.name}: {probe.name}")
             try:
-                run_probe(bench, probe, _clear(bench, probe, criteria))
+                run_probe(bench, probe, _clear(bench, files, probe, criteria))
             except CandidateFailed:
                 read_new()
                 bench.record().save()
@@ -220,7 +223,24 @@ def measure(
                 bench.record().save()
                 return Measured(signals, observations, bench, True)
         bench.record().save()
-    return Measured(derive(observations, criteria), observations, bench, False)
+    return Measured(signals, observations, bench, False)
+
+
+class _Files:
+    """Artefacts of a run as observations. One that has not grown since is not read again: the last look at the pairs
+    and the verdict need the same file."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: dict[str, tuple[int, list[Observation]]] = {}
+
+    def read(self, artefact: Artefact) -> list[Observation]:
+        """The observations of one artefact. Raises Unreadable, OSError."""
+        size_bytes = (self._directory / artefact.path).stat().st_size
+        known = self._read.get(artefact.path)
+        if known is None or known[0] != size_bytes:
+            known = self._read[artefact.path] = size_bytes, read_artefact(self._directory, artefact)
+        return known[1]
 
 
 def _order(spec: TargetSpec, proposal: Proposal | None, gates: bool) -> list[Probe]:
@@ -246,7 +266,7 @@ def _order(spec: TargetSpec, proposal: Proposal | None, gates: bool) -> list[Pro
     return [*sorted((p for p in spec.probes if is_needed(p)), key=rank), objective]
 
 
-def _clear(bench: Bench, probe: Probe, criteria: Criteria) -> Callable[[], bool]:
+def _clear(bench: Bench, files: _Files, probe: Probe, criteria: Criteria) -> Callable[[], bool]:
     """Whether the objective and every guardrail are decided, asked between pairs."""
 
     objective = criteria.objective
@@ -255,7 +275,7 @@ def _clear(bench: Bench, probe: Probe, criteria: Criteria) -> Callable[[], bool]
         if objective is None or probe.name != objective.probe:
             return True  # what another probe measures has no rule of its own: the first look must do
         artefact = next(a for a in bench.artefacts if a.probe == probe.name and a.format in ("slices", "load"))
-        measured = [o for o in read_artefact(bench.run_directory, artefact) if isinstance(o, Measurement)]
+        measured = [o for o in files.read(artefact) if isinstance(o, Measurement)]
         try:
             units = stats.paired_units(measured, objective.metric, criteria.stage).values
             finding = stats.look(units, criteria.rule(objective))
