@@ -55,6 +55,9 @@ class Stage(Record):
     seed: int
     pairs: int | None = None
     """Measure exactly this many pairs; None lets the probe's looks decide."""
+    may_give_up: bool = True
+    """Whether it may end once a gain that counts has become improbable; a comparison that is reported for its
+    interval goes on."""
 
 
 class Bench:

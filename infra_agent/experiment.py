@@ -138,7 +138,9 @@ def compare(lab: Lab, experiment: Experiment, baseline: str, candidate: str, pai
     """
     directory = lab.runs / experiment.id
     shutil.rmtree(directory, ignore_errors=True)
-    stage = Stage(name="screen", baseline=baseline, candidate=candidate, seed=_seed(experiment, 0), pairs=pairs)
+    stage = Stage(
+        name="screen", baseline=baseline, candidate=candidate, seed=_seed(experiment, 0), pairs=pairs, may_give_up=False
+    )
     changed: tuple[Location, ...] = (CodeLocation(file="the whole target", symbol=experiment.role),)
     is_baseline = experiment.role == "baseline"
     measured = measure(lab, stage, directory, changed, SCREEN_ALPHA, None, gates=is_baseline)
@@ -279,8 +281,10 @@ def _clear(bench: Bench, files: _Files, probe: Probe, criteria: Criteria) -> Cal
         try:
             units = stats.paired_units(measured, objective.metric, criteria.stage).values
             finding = stats.look(units, criteria.rule(objective))
+            if finding is Finding.UNDECIDED:
+                return bench.stage.may_give_up and stats.is_futile(units, criteria.rule(objective))
             if finding is not Finding.BETTER:
-                return finding is not Finding.UNDECIDED
+                return True
             return all(_guardrail_decided(measured, g, criteria) for g in criteria.guardrails)
         except ValueError:
             return True  # an impossible value, such as no good request at all: more pairs won't mend it

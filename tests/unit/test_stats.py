@@ -30,6 +30,7 @@ from feedback.stats import (
     discoveries,
     gains,
     interval,
+    is_futile,
     look,
     minimum_detectable_effect,
     noise_floor,
@@ -84,6 +85,42 @@ def verdict(units: Array, rule: Rule) -> Finding:
 
 def standard_error(rate: float, n: int) -> float:
     return math.sqrt(rate * (1 - rate) / n)
+
+
+def ended(units: Array, rule: Rule, gives_up: bool) -> tuple[float, float]:
+    """Share of campaigns that are called better, and pairs used on average."""
+    n_better = n_pairs = 0
+    for row in units.tolist():
+        for n in rule.looks:
+            found = look(row[:n], rule)
+            if found is not Finding.UNDECIDED or (gives_up and is_futile(row[:n], rule)):
+                break
+        n_better += found is Finding.BETTER
+        n_pairs += n
+    return n_better / len(units), n_pairs / len(units)
+
+
+@pytest.mark.parametrize(("true_gain", "most_lost"), [(0.0, 0.0), (0.03, 0.10), (0.05, 0.02), (0.10, 0.0)])
+def test_giving_up_saves_time_and_little_power(true_gain: float, most_lost: float) -> None:
+    rule = Rule("maximize", (5, 10, 20, 40), 0.05, 0.016, 0.01)
+    noise = np.random.default_rng(17).standard_normal((600, 40)) * 0.026
+    patient, pairs = ended(noise + math.log1p(true_gain), rule, gives_up=False)
+    quick, fewer = ended(noise + math.log1p(true_gain), rule, gives_up=True)
+    assert patient - most_lost <= quick <= patient
+    assert fewer <= pairs
+    if true_gain == 0:
+        assert fewer < pairs / 3  # 6.5 of 23.2
+
+
+def test_nothing_is_given_up_before_the_first_look_and_after_the_last() -> None:
+    rule = Rule("maximize", (5, 10), 0.05, 0.02, 0.01)
+    bad = [-0.01, 0.01] * 5
+    assert [is_futile(bad[:n], rule) for n in (0, 1, 2, 4, 10)] == [False] * 5
+    assert is_futile(bad[:6], rule)
+    assert not is_futile([0.03 + x for x in bad[:6]], rule)
+    assert not is_futile([0.0] * 6, rule)
+    assert is_futile([-0.05 - x for x in bad[:6]], Rule("maximize", (5, 10), 0.05, 0.02, 0.01))
+    assert not is_futile([-0.05 - x for x in bad[:6]], Rule("minimize", (5, 10), 0.05, 0.02, 0.01))
 
 
 def normal(rng: np.random.Generator, n: int) -> Array:

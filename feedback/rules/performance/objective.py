@@ -16,6 +16,7 @@ from feedback.stats import (
     Rule,
     Units,
     interval,
+    is_futile,
     look,
     non_inferior,
     paired_units,
@@ -97,7 +98,7 @@ def _objective(units: Units, criterion: MetricCriterion, criteria: Criteria) -> 
     return Signal(
         rule_id="performance.bench_delta", level=level, finding=name, role="objective",
         message=f"{said}: {conclusion}", locations=where(criteria, criterion.probe), effect=found,
-        reason=_why_undecided(found, rule) if name == "inconclusive" else "",
+        reason=_why_undecided(found, units, rule) if name == "inconclusive" else "",
     )  # fmt: skip
 
 
@@ -106,13 +107,14 @@ def _worth(rule: Rule) -> float:
     return as_gain(max(rule.min_effect, rule.floor), rule.direction)
 
 
-def _why_undecided(found: Effect | None, rule: Rule) -> str:
+def _why_undecided(found: Effect | None, units: Units, rule: Rule) -> str:
     if found is None:
         return "fewer than two undisturbed pairs were measured"
     lo, hi = found.improvement_interval
+    ended = "; more pairs would hardly have made it a gain that counts" if is_futile(units.values, rule) else ""
     return (
         f"after {found.n_units} pairs the interval {lo:+.1%}..{hi:+.1%} neither clears the noise floor of "
-        f"{as_gain(rule.floor, rule.direction):.1%} nor excludes a gain of {_worth(rule):.1%}"
+        f"{as_gain(rule.floor, rule.direction):.1%} nor excludes a gain of {_worth(rule):.1%}{ended}"
     )
 
 
