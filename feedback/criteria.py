@@ -29,6 +29,8 @@ class Criteria(Record):
     guardrails: tuple[MetricCriterion, ...] = ()
     gates: tuple[str, ...] = ()
     """Names of the probes that a candidate must pass."""
+    hidden: tuple[str, ...] = ()
+    """Names of further such probes of which nothing is told but whether they passed."""
     alpha: float = 0.05
     looks: tuple[int, ...] = (5, 10, 20)
     floor: float = 0.02

@@ -26,6 +26,9 @@ class Verdict(Record):
 
     kind: VerdictKind
     reasons: tuple[str, ...]
+    commit: str = ""
+    """What was judged: the measured commit of the campaign's repository, whose hash covers its whole tree. Empty where
+    nothing was measured. A verdict holds for exactly this."""
 
 
 def judge(signals: Sequence[Signal]) -> Verdict:

@@ -61,7 +61,7 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
     campaign_id = new_id("cmp")
     try:
         _, base, source = Repository.create(
-            campaign_directory(settings, campaign_id) / "repo", directory, target.hidden
+            campaign_directory(settings, campaign_id) / "repo", directory, target.unseen
         )
     except SourceRefused as error:
         raise WrongUse(str(error)) from error
@@ -253,7 +253,7 @@ def calibrate(settings: Settings, target: str, pairs: int, fresh: bool, say: Say
 def _calibrate(
     settings: Settings, spec: TargetSpec, directory: Path, work: Path, pairs: int, fresh: bool, say: Say
 ) -> tuple[tuple[float, ...], tuple[RuntimeEvent, ...]]:
-    repository, base, _ = Repository.create(work / "repo", directory, spec.hidden)
+    repository, base, _ = Repository.create(work / "repo", directory, spec.unseen)
     lab = make_lab(settings, spec, repository, work / "runs", None, say)
     fingerprint, done = host.fingerprint(), 0
     events: list[RuntimeEvent] = []

@@ -196,7 +196,11 @@ def measure(
     gates: bool = True,
 ) -> Measured:
     """Run one stage's probes, cheapest question first, until one answers the rest."""
+    # Hidden probes are passed by the baseline and asked of what was accepted; more often, they could be guessed.
+    hidden = gates and (stage.name == "confirm" or stage.baseline == stage.candidate)
+    probes = _order(lab.spec, proposal, gates, hidden)
     criteria = _criteria(lab, changed, alpha, stage.name, gates)
+    criteria = criteria.model_copy(update={"hidden": tuple(p.name for p in probes if p.hidden)})
     observations: list[Observation] = []
     signals: list[Signal] = []
     files = _Files(directory)
@@ -211,7 +215,7 @@ def measure(
                     observations.extend(files.read(artefact))
             seen_steps, seen_artefacts = len(bench.steps), len(bench.artefacts)
 
-        for probe in _order(lab.spec, proposal, gates):
+        for probe in probes:
             lab.say(f"{stage.name}: {probe.name}")
             try:
                 run_probe(bench, probe, _clear(bench, files, probe, criteria))
@@ -245,7 +249,7 @@ class _Files:
         return known[1]
 
 
-def _order(spec: TargetSpec, proposal: Proposal | None, gates: bool) -> list[Probe]:
+def _order(spec: TargetSpec, proposal: Proposal | None, gates: bool, hidden: bool) -> list[Probe]:
     """Builds, then the probe that answers the question, then the other gates and deterministic counts by cost,
     then the objective."""
     objective = spec.probe(spec.objective.probe)
@@ -257,7 +261,7 @@ def _order(spec: TargetSpec, proposal: Proposal | None, gates: bool) -> list[Pro
         return (1 if probe.name == asked else 2), probe.cost_s
 
     def is_needed(probe: Probe) -> bool:
-        if isinstance(probe, EventsProbe) or probe is objective:
+        if isinstance(probe, EventsProbe) or probe is objective or (probe.hidden and not hidden):
             return False
         if isinstance(probe, CallgrindProbe):
             return gates and shutil.which("valgrind") is not None
@@ -318,7 +322,7 @@ def _criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str,
             )
             for g in lab.spec.guardrails
         ),
-        gates=tuple(p.name for p in lab.spec.probes if p.kind == "build" or (p.gate and gates)),
+        gates=tuple(p.name for p in lab.spec.shown_probes if p.kind == "build" or (p.gate and gates)),
         alpha=alpha, looks=probe.looks, floor=floor, floor_known=known,
         floor_units=len(lab.noise.units) if lab.noise else 0, changed=changed, stage=stage,
         side_by_side=probe.side_by_side,
@@ -332,7 +336,8 @@ def _confirmation(verdict: Verdict) -> Verdict:
     kind = VerdictKind.INCONCLUSIVE if verdict.kind is VerdictKind.INCONCLUSIVE else VerdictKind.REJECT
     if verdict.kind is VerdictKind.INVALID:
         kind = VerdictKind.INVALID
-    return Verdict(kind=kind, reasons=("accepted at first, but not confirmed with fresh processes", *verdict.reasons))
+    first, *rest = verdict.reasons
+    return Verdict(kind=kind, reasons=(f"accepted at first, but not with fresh processes: {first}", *rest))
 
 
 def _outcome(
@@ -354,7 +359,7 @@ def _outcome(
     artefacts = tuple(a for m in stages for a in m.bench.artefacts if (directory / a.path).exists())
     return Outcome(
         state=State.PRUNED if last.pruned else State.COMPLETE,
-        commit=commit, patch=patch, verdict=verdict,
+        commit=commit, patch=patch, verdict=verdict.model_copy(update={"commit": commit}),
         signals=tuple(last.signals) if last.signals else tuple(stages[0].signals),
         effects=tuple(s.effect for s in last.signals if s.effect is not None),
         confirmed=confirmed, run_directory=str(directory),

@@ -98,6 +98,8 @@ class _Probe(Record):
     """About how long one run takes, for the order and the planner."""
     gate: bool = False
     """Whether a candidate that fails it is rejected."""
+    hidden: bool = False
+    """Whether planners never see it: it runs in confirmations only, and all that is told of it is pass or fail."""
 
 
 class CommandProbe(_Probe):
@@ -211,7 +213,17 @@ class LaunchFile(Record):
     format: Literal["toml"] = "toml"
 
 
-_NOT_MEASURING = {"description", "covers", "cost_s", "gate", "looks", "budget_s", "max_repeats", "default_margin"}
+_NOT_MEASURING = {
+    "description",
+    "hidden",
+    "covers",
+    "cost_s",
+    "gate",
+    "looks",
+    "budget_s",
+    "max_repeats",
+    "default_margin",
+}
 """Fields of a probe that don't touch what one pair measures."""
 
 
@@ -256,6 +268,9 @@ class TargetSpec(Record):
         for guardrail in self.guardrails:
             if guardrail.probe != self.objective.probe:
                 raise ValueError(f"guardrail {guardrail.metric}: must be measured by {self.objective.probe!r}")
+        for probe in self.probes:
+            if probe.hidden and not (probe.gate and isinstance(probe, CommandProbe | OutputsProbe)):
+                raise ValueError(f"probe {probe.name}: only a gate with method command or outputs can be hidden")
         uses_server = any(isinstance(p, LoadProbe | LogprobsProbe) for p in self.probes)
         if uses_server and self.server is None:
             raise ValueError("probes with method load or logprobs need a [server]")
@@ -286,6 +301,16 @@ class TargetSpec(Record):
     def probe(self, name: str) -> Probe:
         """The probe of that name. Raises KeyError."""
         return {p.name: p for p in self.probes}[name]
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Paths and globs that the campaign's trees leave out: what is hidden, and what describes hidden probes."""
+        return (*self.hidden, *(("target.toml",) if any(p.hidden for p in self.probes) else ()))
+
+    @property
+    def shown_probes(self) -> tuple[Probe, ...]:
+        """The probes that planners may know."""
+        return tuple(p for p in self.probes if not p.hidden)
 
     @property
     def noise_probe(self) -> str:

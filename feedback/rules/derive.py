@@ -12,6 +12,7 @@ from feedback.rules import (
     integrity,
     parity,
     performance,
+    rule,
     stability,
     stability_engine,
     stability_host,
@@ -20,7 +21,7 @@ from feedback.rules import (
 from feedback.rules.utilization import critical_path, difference, exposed, host, idle, launch, locks, overlap, spin
 from feedback.signals import Signal
 
-RULES: tuple[Rule, ...] = (
+_SHOWN: tuple[Rule, ...] = (
     integrity.work_mismatch,
     integrity.work_unproven,
     integrity.constant_output,
@@ -76,6 +77,40 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+@rule(
+    "correctness.hidden_probe",
+    says="a probe that planners never see was passed or failed, and no more than that",
+    needs="whatever a hidden probe leaves",
+)
+def hidden_probe(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """One signal a hidden probe, without numbers, places or words of it: what it holds must not be learnt from."""
+    signals = []
+    for name in criteria.hidden:
+        told = [o for o in observations if o.probe == name]
+        as_gate = criteria.model_copy(update={"objective": None, "guardrails": (), "gates": (name,), "hidden": ()})
+        found = [s for s in _apply(told, as_gate) if s.role == "gate" or s.rule_id.startswith("integrity.")]
+        failed = any(s.finding == "violates" for s in found)
+        silent = any(s.finding in ("inconclusive", "abstained") and s.role == "gate" for s in found)
+        signals.append(
+            Signal(
+                rule_id="correctness.hidden_probe", role="gate", level="error" if failed else "note",
+                finding="violates" if failed else "abstained" if silent else "holds",
+                message=f"hidden probe {name}: {'failed' if failed else 'left no result' if silent else 'passed'}",
+                reason="" if failed or not silent else "it was not run, or it left no result",
+                locations=criteria.changed,
+            )
+        )  # fmt: skip
+    return signals
+
+
+RULES: tuple[Rule, ...] = (hidden_probe, *_SHOWN)
+
+
 def derive(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """All signals of one stage, in the order in which a reader should see them."""
-    return [signal for rule in RULES for signal in rule(observations, criteria)]
+    shown = [o for o in observations if o.probe not in criteria.hidden]
+    return [*hidden_probe(observations, criteria), *_apply(shown, criteria)]
+
+
+def _apply(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    return [signal for each in _SHOWN for signal in each(observations, criteria)]

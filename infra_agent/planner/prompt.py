@@ -46,7 +46,7 @@ def campaign(context: Context) -> str:
         cores=context.cores,
         experiments_left=context.experiments_left,
         knobs="\n".join(_knob(knob, context) for knob in spec.knobs) or "none",
-        probes="\n".join(_probe(probe) for probe in spec.probes),
+        probes="\n".join(_probe(probe) for probe in spec.shown_probes),
         editable=", ".join(spec.editable) or "nothing",
         protected=", ".join(spec.protected) or "all that is not editable",
         journal=journal(context),

@@ -148,6 +148,6 @@ def _check(line: Line, spec: TargetSpec) -> None:
         if spec.knob(name) is None:
             known = ", ".join(k.name for k in spec.knobs) or "none"
             raise WrongUse(f"{line.where}: unknown knob {name!r}; this target's knobs are: {known}")
-    probes = [probe.name for probe in spec.probes]
+    probes = [probe.name for probe in spec.shown_probes]
     if line.proposal.probe and line.proposal.probe not in probes:
         raise WrongUse(f"{line.where}: unknown probe {line.proposal.probe!r}; known are: {', '.join(probes)}")

@@ -161,7 +161,7 @@ class Toolbox:
 
     def _propose(self, given: ProposeChange) -> Action:
         spec, context = self._context.spec, self._context
-        probes = [probe.name for probe in spec.probes]
+        probes = [probe.name for probe in spec.shown_probes]
         if given.probe and given.probe not in probes:
             raise ToolRefused(f"unknown probe {given.probe!r}; there are: {', '.join(probes)}")
         knobs = {name: self._whole(name, value) for name, value in given.knobs.items()}

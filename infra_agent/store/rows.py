@@ -104,7 +104,7 @@ def read_experiment(row: Row, signals: Iterable[Signal]) -> Experiment:
         {
             **fields,
             "proposal": proposal,
-            "verdict": None if kind is None else {"kind": kind, "reasons": reasons},
+            "verdict": None if kind is None else {"kind": kind, "reasons": reasons, "commit": fields["commit"] or ""},
             "signals": tuple(signals),
         }
     )

@@ -148,7 +148,7 @@ def outcome(running: Experiment) -> Experiment:
             "state": State.COMPLETE,
             "commit": "c1",
             "patch": "diff --git a/x b/x\n",
-            "verdict": Verdict(kind=VerdictKind.ACCEPT, reasons=("faster", "all guardrails held")),
+            "verdict": Verdict(kind=VerdictKind.ACCEPT, reasons=("faster", "all guardrails held"), commit="c1"),
             "signals": SIGNALS,
             "effects": (EFFECT,),
             "confirmed": True,
