@@ -131,7 +131,7 @@ class SlicesProbe(_Probe):
     slice_target_s: Seconds = 0.012
     slice_timeout_s: Seconds = 20.0
     looks: Looks = (5, 10, 20, 40)
-    blocks: Blocks = 7
+    blocks: Blocks = 14
     pinned: bool = True
     """Pin both arms to the same CPU."""
     side_by_side: bool = True
