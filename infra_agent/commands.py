@@ -26,7 +26,7 @@ from infra_agent.packages import ensure_packages
 from infra_agent.planner.build import build_planner, scripted_proposals
 from infra_agent.settings import Settings
 from infra_agent.store import ArtefactFiles, Store, campaign_lock, is_locked, new_id, open_store
-from infra_agent.target import TargetSpec, load_target, parse_target
+from infra_agent.target import FILE_NAME, TargetSpec, load_target, parse_target
 from sandboxes.results import Run
 from sandboxes.sandbox import SandboxError
 from sandboxes.workspace import Repository, RepositoryLost, SourceRefused, WorkspaceError
@@ -56,6 +56,11 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
         raise TargetInvalid(f"{directory}: the launch file is outside the knobs' own domains: {reason}")
     planner = find_script(spec.planner, directory)
     spec = spec.model_copy(update={"target": str(directory), "planner": planner})
+    if planner == "search" and not (target.knobs or target.controls or target.moves):
+        raise WrongUse(
+            f"{target.name} declares no knobs, so a search has nothing to try: add [[knobs]] and a [launch_file] to "
+            f"{directory / FILE_NAME}, or plan with --planner script:FILE or --planner llm"
+        )
     script = scripted_proposals(planner, target)
     build_planner(spec, settings, script)  # one that can't be built is wrong use, before anything is stored
     campaign_id = new_id("cmp")

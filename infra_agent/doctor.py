@@ -256,7 +256,9 @@ def _targets(used: list[str]) -> list[TargetSpec]:
 def _noise(spec: TargetSpec, known: int) -> Check:
     detail = f"{known} of {MIN_FLOOR_UNITS} A/A pairs of {spec.objective.metric} known for this host"
     enough = known >= MIN_FLOOR_UNITS
-    remedy = f"`infra-agent calibrate {spec.name}` measures them; until then a default margin applies"
+    known_by_name = spec.name in {path.name for path in shipped_targets()}
+    target = spec.name if known_by_name else f"DIRECTORY` of {spec.name}, as `infra-agent calibrate ."
+    remedy = f"`infra-agent calibrate {target}` measures them; until then a default margin applies"
     return Check(name=f"noise, {spec.name}", status="ok" if enough else "absent", detail=detail, remedy=remedy)
 
 

@@ -49,6 +49,9 @@ SCREEN_SHARE = 0.55
 """Part of the time left that a first measurement may take: an accept without time to confirm it is worth nothing."""
 
 
+UNCONFIRMED = "accepted at first, but the time ended before it could be confirmed; give the campaign more minutes"
+
+
 class Lab(NamedTuple):
     """Where experiments are conducted: the target, its repository and what is known of this host's noise."""
 
@@ -124,9 +127,13 @@ def conduct(lab: Lab, experiment: Experiment) -> Outcome:
         lab.say("accepted in the first measurement; confirming with fresh processes and seeds")
         stage = Stage(name="confirm", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 1))
         again = measure(lab, stage, directory, changed, confirm_alpha(experiment.alpha), None)
-        stages.append(again)
         verdict = _confirmation(judge(again.signals))
         confirmed = verdict.kind is VerdictKind.ACCEPT
+        if verdict.kind is VerdictKind.INCONCLUSIVE and not any(s.effect for s in again.signals):
+            verdict = Verdict(kind=verdict.kind, reasons=(UNCONFIRMED,))
+            stages = [again, screened]  # the first measurement is all there is to show
+        else:
+            stages.append(again)
     return _outcome(lab, stages, verdict, commit, patch, confirmed, directory)
 
 

@@ -88,7 +88,7 @@ def run_campaign(desk: Desk) -> tuple[str, str]:
         try:
             action = desk.planner.next_action(_context(desk, journal, parent))
         except TimeUp:
-            reason = f"the budget of {spec.budget.minutes:g} minutes ended while the planner was at work"
+            reason = f"the budget of {policy.minutes(spec)} ended while the planner was at work"
             break
         if isinstance(action, Stop):
             ended, reason = PLANNER, action.reason
@@ -207,7 +207,7 @@ def _measured(desk: Desk, experiment: Experiment, journal: Journal) -> Outcome:
                 return seen
             original = next((e for e in journal.finished if e.role == "baseline"), None)
             lab = desk.lab.with_reference(original)
-            return experiments.conduct(_until(lab, left, policy.conclusion_s(journal)), experiment)
+            return experiments.conduct(_until(lab, left, policy.conclusion_s(journal, desk.campaign.spec)), experiment)
         case "baseline":
             lab = _until(desk.lab, left, 0).within(BASELINE_SHARE)
             return experiments.compare(lab, experiment, baseline, candidate, BASELINE_PAIRS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
 
 from infra_agent.domain import CampaignSpec
@@ -14,7 +15,9 @@ MAX_CONFIRM_ALPHA = 0.05
 PLANNED_SHARE = 0.8
 """Part of the error budget that the planned experiments share; the rest is for extensions of the campaign."""
 MIN_CONCLUSION_S = 45.0
-"""Least wall time kept back for the final measurement against the original and the control arms."""
+"""Least wall time kept back for the final measurement against the original and the control arms, but ..."""
+CONCLUSION_SHARE = 0.15
+"""... no larger part of a small time budget than this."""
 
 
 def choose_parent(journal: Journal, base_commit: str) -> str:
@@ -28,10 +31,16 @@ def stop_reason(journal: Journal, spec: CampaignSpec, elapsed_s: float) -> str |
         return f"the budget of {spec.budget.experiments} experiments is used up"
     if (left := seconds_left(spec, elapsed_s)) is None:
         return None
-    needed = conclusion_s(journal) + expected_cost_s(journal) / 2
+    needed = conclusion_s(journal, spec) + expected_cost_s(journal) / 2
     if left < needed and journal.number_of_changes:
-        return f"the budget of {spec.budget.minutes:g} minutes is nearly used up ({left:.0f} s left)"
+        return f"the budget of {minutes(spec)} is nearly used up ({left:.0f} s left)"
     return "the time budget is used up" if left <= 0 else None
+
+
+def minutes(spec: CampaignSpec) -> str:
+    """The time budget in words, such as `1 minute`."""
+    given = spec.budget.minutes or 0.0
+    return f"{given:g} minute{'' if given == 1 else 's'}"
 
 
 def is_spent(reason: str) -> bool:
@@ -49,12 +58,13 @@ def planning_s(journal: Journal, spec: CampaignSpec, elapsed_s: float) -> float 
     conclusion needs, once there is something to conclude."""
     if (left := seconds_left(spec, elapsed_s)) is None:
         return None
-    return max(0.0, left - (conclusion_s(journal) if journal.number_of_changes else 0.0))
+    return max(0.0, left - (conclusion_s(journal, spec) if journal.number_of_changes else 0.0))
 
 
-def conclusion_s(journal: Journal) -> float:
+def conclusion_s(journal: Journal, spec: CampaignSpec) -> float:
     """Wall time to keep back for the conclusion: about what the baseline took against itself."""
-    return max(MIN_CONCLUSION_S, *(e.sandbox_s for e in journal.finished if e.role == "baseline"), 0.0)
+    least = min(MIN_CONCLUSION_S, CONCLUSION_SHARE * 60 * (spec.budget.minutes or math.inf))
+    return max(least, *(e.sandbox_s for e in journal.finished if e.role == "baseline"), 0.0)
 
 
 def expected_cost_s(journal: Journal) -> float:

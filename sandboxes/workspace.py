@@ -201,7 +201,7 @@ class Repository:
         try:
             _git(tree, "apply", "--whitespace=nowarn", "-", stdin=text.encode())
         except WorkspaceError as error:
-            raise PatchRefused(f"the patch does not apply: {error}") from error
+            raise PatchRefused(f"the patch does not apply: {str(error).replace(str(tree), 'the tree')}") from error
         finally:
             shutil.rmtree(tree / ".git")
 

@@ -13,6 +13,7 @@ from feedback import stats
 from feedback.observations import Scalar
 from feedback.rules.performance import gain_text
 from feedback.signals import Effect, Signal, as_gain, as_loss
+from feedback.verdict import VerdictKind
 from infra_agent.domain import Campaign, CampaignState, Change, Experiment, NoiseUnits
 from infra_agent.journal import Journal
 from infra_agent.policy import SCREEN_ALPHA, is_spent
@@ -162,6 +163,8 @@ def _tried(experiment: Experiment) -> Tried:
     signal, effect = _objective(experiment)
     predicted = experiment.proposal.hypothesis.predicted
     effects = [s.effect for s in experiment.signals if s.effect is not None]
+    if verdict and verdict.kind is VerdictKind.INVALID:  # a number that can't be trusted is none
+        effect, effects = None, []
     reason = verdict.reasons[0] if verdict and verdict.reasons else ""
     if signal and effect and reason == signal.message:  # the gain has a column of its own
         reason = signal.reason or reason.removeprefix(f"{effect.metric} {gain_text(effect)}: ")

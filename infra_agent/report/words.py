@@ -17,6 +17,8 @@ from infra_agent.journal import Journal
 from infra_agent.report import units
 from infra_agent.report.facts import Comparison, Held, Noise, Report
 
+TELLING = 0.5
+"""An interval that reaches a gain beyond this excludes nothing that anybody hoped for."""
 MORE_EXPERIMENTS = 10
 """By how many experiments the next command suggests to raise a budget."""
 
@@ -94,6 +96,8 @@ def _nothing_found(report: Report, against: str) -> str:
         said += f": none got as far as a measurement of {report.metric}" if not broke else ""
     elif bound <= 0:
         said += f": {_all(len(measured))} worse"
+    elif bound > TELLING:
+        said += f": intervals that reach up to {percent(bound)} exclude no gain worth naming"
     else:
         open_ones = sum(t.outcome == "inconclusive" for t in measured)
         said += f": a gain above {percent(bound)} is excluded for {_each(len(measured))}"

@@ -345,6 +345,15 @@ def test_the_search_planner_is_the_default_for_a_target_with_knobs(cli: Cli, toy
         assert (done.code, tried["outcome"]) == (3, "inconclusive"), done.err
 
 
+def test_a_search_without_knobs_is_refused_before_anything_is_measured(cli: Cli, tmp_path: Path) -> None:
+    head, _, rest = TARGET.partition("[launch_file]")
+    bare = make_target(tmp_path / "bare", head + rest[rest.index("[[probes]]") :])
+    done = cli("run", str(bare), "--planner", "search")
+    assert done.code == 2
+    assert "declares no knobs" in done.err
+    assert cli("list", "--json").json == {"campaigns": []}
+
+
 def test_a_dirty_git_tree_is_refused_and_loses_nothing(cli: Cli, toy: Path) -> None:
     mine = "# how often\ncopies = 16\n# my note\n"
     (toy / "launch.toml").write_text(mine)

@@ -83,10 +83,13 @@ def test_campaign_stops_before_what_it_can_not_finish() -> None:
 
 
 def test_time_kept_back_for_the_conclusion_follows_the_baseline() -> None:
-    assert conclusion_s(journal()) == MIN_CONCLUSION_S
-    assert conclusion_s(journal(experiment(0, None, role="baseline", sandbox_s=10.0))) == MIN_CONCLUSION_S
+    long = make_spec(minutes=60)
+    quick = journal(experiment(0, None, role="baseline", sandbox_s=5.0))
+    assert conclusion_s(journal(), make_spec()) == MIN_CONCLUSION_S
+    assert conclusion_s(quick, long) == MIN_CONCLUSION_S
+    assert conclusion_s(quick, make_spec(minutes=1)) == pytest.approx(9.0)  # not most of a short campaign
     slow = experiment(0, None, role="baseline", sandbox_s=200.0)
-    assert conclusion_s(journal(slow, experiment(1, sandbox_s=900.0))) == 200.0
+    assert conclusion_s(journal(slow, experiment(1, sandbox_s=900.0)), long) == 200.0
     done = journal(slow, experiment(1, sandbox_s=100.0))
     assert stop_reason(done, make_spec(minutes=10), 600 - 251) is None
     assert stop_reason(done, make_spec(minutes=10), 600 - 249) is not None

@@ -306,6 +306,27 @@ def test_a_single_undecided_change_is_not_counted_among_several() -> None:
     assert alone.headline.endswith("is excluded for the one that was measured (undecided below that).")
 
 
+def test_intervals_that_exclude_nothing_are_not_said_to() -> None:
+    wide = report(rejected(1, effect(0.2, 0.78), "inconclusive", "too wide")).headline
+    assert wide.endswith("in 1 change: intervals that reach up to +98.0 % exclude no gain worth naming.")
+
+
+def test_a_number_that_can_not_be_trusted_is_none() -> None:
+    cheat = Signal(
+        rule_id="integrity.work_mismatch", level="error", finding="violates", message="different work",
+        locations=(CodeLocation(file="a.c"),),
+    )  # fmt: skip
+    predicted = Prediction(metric="output_throughput", direction="up", low=0.1)
+    proposal = Proposal(hypothesis=Hypothesis(claim="c", predicted=predicted), change=Change(knobs={"threads": 1}))
+    faked = experiment(1, "change", cheat, objective(effect(9.0, 0.1), "better"), proposal=proposal)
+    found = report(faked)
+    (tried,) = found.tried
+    assert (tried.outcome, tried.effect) == ("invalid", None)
+    assert tried.forecast is not None
+    assert tried.forecast.outcome == "not measured"
+    assert "none got as far as a measurement" in found.headline
+
+
 def test_nothing_found_when_all_were_worse_or_none_was_measured() -> None:
     worse = report(rejected(1, effect(-0.1, 0.02), "worse"))
     assert worse.headline.endswith("in 1 change: the one that was measured is worse.")

@@ -1,0 +1,46 @@
+"""Experiments conducted with real workers, where what happens between the stages matters."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from test_cli_campaign import make_target
+
+from feedback.verdict import VerdictKind
+from infra_agent.bench import Site
+from infra_agent.domain import Change, Experiment, Hypothesis, Proposal, State
+from infra_agent.experiment import UNCONFIRMED, Lab, conduct
+from infra_agent.target import load_target
+from sandboxes.bubblewrap import probe_host
+from sandboxes.workspace import Repository
+
+pytestmark = pytest.mark.skipif(not probe_host().available, reason="this host refuses a sandbox")
+
+
+def test_time_that_ends_before_the_confirmation_leaves_the_first_measurement_to_see(tmp_path: Path) -> None:
+    source = make_target(tmp_path / "toy")
+    spec, _ = load_target(source)
+    repository, base, _ = Repository.create(tmp_path / "repo", source, spec.hidden)
+    said: list[str] = []
+    deadline_s = time.monotonic() + 30.0
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "confirming" in text:
+            time.sleep(max(0.0, deadline_s - time.monotonic()))
+
+    lab = Lab(Site(spec, repository, {}), tmp_path / "runs", None, say, deadline_s)
+    experiment = Experiment(
+        id="exp_1", campaign_id="c", number=1, role="change", state=State.RUNNING, parent_commit=base,
+        proposal=Proposal(hypothesis=Hypothesis(claim="one copy"), change=Change(knobs={"copies": 1})),
+    )  # fmt: skip
+    outcome = conduct(lab, experiment)
+    if not any("confirming" in text for text in said):
+        pytest.skip("the machine is too busy for the first measurement to be accepted")
+    assert outcome.verdict.kind is VerdictKind.INCONCLUSIVE
+    assert outcome.verdict.reasons == (UNCONFIRMED,)
+    assert not outcome.confirmed
+    (effect,) = outcome.effects
+    assert effect.improvement_interval[0] > 0.3
