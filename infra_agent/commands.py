@@ -27,6 +27,7 @@ from infra_agent.planner.build import build_planner, scripted_proposals
 from infra_agent.settings import Settings
 from infra_agent.store import ArtefactFiles, Store, campaign_lock, is_locked, new_id, open_store
 from infra_agent.target import FILE_NAME, TargetSpec, load_target, parse_target
+from sandboxes.files import advice, refusal
 from sandboxes.results import Run
 from sandboxes.sandbox import SandboxError
 from sandboxes.workspace import Repository, RepositoryLost, SourceRefused, WorkspaceError
@@ -120,6 +121,9 @@ def run(settings: Settings, campaign_id: str, watch: Watch, say: Say) -> Ran:
             ended = ending.keep_end(store, campaign, error, campaign.elapsed_s + time.monotonic() - started_s)
             if isinstance(error, InfraAgentError | SandboxError):
                 raise ending.explained(error, ended) from error
+            if isinstance(error, OSError) and advice(error):  # a full disk, for one
+                place = error.filename or f"a file below {settings.home} or the temporary directory"
+                raise ending.explained(PlatformFailed(refusal(error, place)), ended) from error
             raise
         done = ending.closed(campaign, CampaignState.COMPLETE, reason, desk.elapsed_s())
         with store.transaction() as ledger:

@@ -144,7 +144,7 @@ class Budget(Record):
     """Hard limits of a campaign."""
 
     experiments: int = Field(default=20, ge=1, le=10_000)
-    minutes: float | None = Field(default=None, gt=0)
+    minutes: float | None = Field(default=None, gt=0, le=1_000_000)
 
 
 class CampaignSpec(Record):

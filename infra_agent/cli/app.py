@@ -80,7 +80,8 @@ def run(
         int | None, typer.Option(min=1, help="Changes to try at most (default 20); a total when resuming.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="Wall time at most; a total when resuming. Default: no limit.")
+        float | None,
+        typer.Option(min=0.1, max=1_000_000, help="Wall time at most; a total when resuming. Default: no limit."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Orders what nothing else orders in a search.")] = None,
     resume: Annotated[str | None, typer.Option(metavar="CAMPAIGN", help="Continue a campaign.")] = None,

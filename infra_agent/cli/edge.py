@@ -108,12 +108,20 @@ def _unexpected(error: BaseException, as_json: bool) -> int:
     if isinstance(error, BrokenPipeError) and reader_is_gone():
         raise ReaderGone
     if isinstance(error, OSError) and advice(error):
-        message = refusal(error, error.filename2 or error.filename or "a file of infra-agent or its output")
+        message = refusal(error, error.filename2 or error.filename or _places())
         return _fail(error, message, PLATFORM, as_json)
     if isinstance(error, ClickError):
         message = str(getattr(error, "format_message", error.__str__)())
         return _fail(error, f"{message}\nTry `infra-agent --help`.", WRONG_USE, as_json)
     return _fail(error, f"unexpected {type(error).__name__}: {error}\n{_saved_traceback()}", 1, as_json)
+
+
+def _places() -> str:
+    """Where something can be written, when the system doesn't say where it could not."""
+    try:
+        return f"INFRA_AGENT_HOME {load_settings().home}, the temporary directory or the output"
+    except InfraAgentError:
+        return "a file of infra-agent or its output"
 
 
 def _saved_traceback() -> str:

@@ -80,6 +80,7 @@ def test_no_command_prints_help_and_is_wrong_use(capsys: Out) -> None:
         ["run", "x", "--experiments", "0"],
         ["run", "x", "--experiments", "many"],
         ["run", "x", "--minutes", "-1"],
+        ["run", "x", "--minutes", "inf"],
         ["run", "x", "--resume", "latest"],
         ["run", "--resume", "latest", "--planner", "search"],
         ["run", "--resume", "cmp_none"],
