@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from feedback.criteria import Criteria
-from feedback.inventory import Entry, FileRead, Listing, NotRead, contents, file_read, listing, observe
+from feedback.inventory import FileRead, Listing, NotRead, contents, file_read, listing, observe
+from feedback.matching import match, one_case, renumbered
 from feedback.observations import Measurement, Observation
 from feedback.ranking import rank
 from feedback.rules.derive import derive
@@ -51,7 +52,8 @@ def compare(base: Path | Sequence[Path], candidate: Path | Sequence[Path] | None
     if before == after or not after:
         return _alone(before)
     sides: dict[ArmName, Listing] = {"baseline": _side(listing(before)), "candidate": _side(listing(after))}
-    probes = _matched(sides["baseline"].entries, sides["candidate"].entries)
+    probes, pooled = match(sides["baseline"].entries, sides["candidate"].entries)
+    units: dict[tuple[str, str], int] = {}
     observations: list[Observation] = []
     read: list[FileRead] = []
     unread: list[NotRead] = []
@@ -67,11 +69,13 @@ def compare(base: Path | Sequence[Path], candidate: Path | Sequence[Path] | None
                 unread.append(got)
                 continue
             mine = _moved(_of_one_arm(got, entry.recorded), arm)
+            if entry.path in pooled:
+                mine = renumbered(mine, units)
             observations += mine
             read.append(file_read(entry, mine, arm))
             if probe is None:
                 unmatched.append(entry.name)
-    return _concluded(before, after, observations, read, unread, unmatched)
+    return _concluded(before, after, one_case(observations), read, unread, unmatched)
 
 
 def _paths(given: Path | Sequence[Path] | None) -> tuple[Path, ...]:
@@ -111,24 +115,6 @@ def _side(found: Listing) -> Listing:
     entries = (e for e in found.entries if not e.recorded or (e.stage == last and e.arm != "baseline"))
     said = (o for o in found.said if o.arm == "candidate" and o.stage == (last or o.stage))
     return found._replace(entries=tuple(entries), said=tuple(said))
-
-
-def _matched(before: Sequence[Entry], after: Sequence[Entry]) -> dict[Path, str]:
-    """The probe under which each file is compared, for those that have a counterpart: one of the same format with
-    the same name (of a run directory: of the same probe); or, when a format has a single file left on each side,
-    that one."""
-    probes: dict[Path, str] = {}
-    for format in dict.fromkeys(e.format.name for e in before):
-        mine = {e.probe: e for e in before if e.format.name == format}
-        theirs = {e.probe: e for e in after if e.format.name == format}
-        both = mine.keys() & theirs.keys()
-        pairs = [(mine[probe], theirs[probe]) for probe in mine if probe in both]
-        rest = [[e for e in of.values() if e.probe not in both] for of in (mine, theirs)]
-        if len(rest[0]) == len(rest[1]) == 1:
-            pairs.append((rest[0][0], rest[1][0]))
-        for a, b in pairs:
-            probes[a.path] = probes[b.path] = a.probe if a.probe == b.probe else format
-    return probes
 
 
 def _of_one_arm(observations: Sequence[Observation], recorded: bool) -> list[Observation]:

@@ -1,0 +1,99 @@
+"""Several files a side: which are repetitions of one measurement, and which are measurements of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from feedback.comparison import compare
+from feedback.signals import Signal
+
+RMS_NORM = Path(__file__).parents[1] / "data" / "pytest_benchmark" / "rms_norm.json"
+N_RUNS = 6
+
+
+def bench(path: Path, factor: float) -> None:
+    """The recorded run with its first case slower by a factor: one process, whatever its rounds."""
+    data = json.loads(RMS_NORM.read_text())
+    first = data["benchmarks"][0]["stats"]
+    first["data"] = [value * factor for value in first["data"]]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data))
+
+
+def hyperfine(path: Path, commands: dict[str, float]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results = [
+        {"command": name, "stddev": 0.001, "times": [t * (1 + 0.002 * n) for n in range(8)], "exit_codes": [0] * 8}
+        for name, t in commands.items()
+    ]
+    path.write_text(json.dumps({"results": results}))
+    return path
+
+
+def sides(tmp_path: Path, before: Sequence[str], after: Sequence[str]) -> tuple[Path, Path]:
+    for n, name in enumerate(before):
+        bench(tmp_path / "a" / name, 1 + 0.003 * n)
+    for n, name in enumerate(after):
+        bench(tmp_path / "b" / name, 2 + 0.003 * n)
+    return tmp_path / "a", tmp_path / "b"
+
+
+def slower(signals: Sequence[Signal]) -> list[Signal]:
+    return [s for s in signals if s.rule_id == "performance.case_delta" and s.finding == "worse"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([f"run{n}.json" for n in range(N_RUNS)], [f"run{n}.json" for n in range(N_RUNS)]),
+        ([f"{n}/bench.json" for n in range(1, N_RUNS + 1)], [f"{n}/bench.json" for n in range(1, N_RUNS + 1)]),
+        ([f"a-2026113{n}.json" for n in range(N_RUNS)], [f"a-2026114{n}.json" for n in range(N_RUNS)]),
+        ([f"old_{c}.json" for c in "abcdef"], [f"new_{c}.json" for c in "ghijkl"]),
+    ],
+)
+def test_repetitions_on_a_side_are_units_of_one_measurement(
+    tmp_path: Path, before: list[str], after: list[str]
+) -> None:
+    found = compare(*sides(tmp_path, before, after))
+    (signal,) = slower(found.signals)
+    assert signal.effect is not None
+    assert signal.effect.n_units == N_RUNS
+    assert signal.effect.improvement == pytest.approx(-1, abs=0.02)
+    assert not found.unmatched
+    assert len({f.probe for f in found.read}) == 1
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["fp16.json", "int8.json"], ["batch1.json", "batch2.json"], ["n1024.json", "n4096.json"], ["rank0.json", "rank1.json"]],
+)  # fmt: skip
+def test_names_that_say_a_condition_are_measurements_of_their_own(tmp_path: Path, names: list[str]) -> None:
+    found = compare(*sides(tmp_path, names, names))
+    assert {f.probe for f in found.read} == set(names)
+
+
+def test_unequal_numbers_of_repetitions_pool(tmp_path: Path) -> None:
+    names = [f"run{n}.json" for n in range(6)]
+    (signal,) = slower(compare(*sides(tmp_path, names, [*names[:2], *names[3:]])).signals)
+    assert signal.effect is not None
+    assert signal.effect.n_units == 5
+
+
+def test_fresh_processes_of_several_files_keep_apart(tmp_path: Path) -> None:
+    for n in range(3):
+        hyperfine(tmp_path / "a" / f"run{n}.json", {"./p": 1.0})
+        hyperfine(tmp_path / "b" / f"run{n}.json", {"./p": 1.5})
+    (signal,) = slower(compare(tmp_path / "a", tmp_path / "b").signals)
+    assert signal.effect is not None
+    assert signal.effect.n_units == 24
+
+
+def test_one_command_on_each_side_is_one_case_whatever_its_name(tmp_path: Path) -> None:
+    old, new = hyperfine(tmp_path / "o.json", {"./old": 1.0}), hyperfine(tmp_path / "n.json", {"./new": 0.7})
+    (signal,) = compare(old, new).signals
+    assert signal.finding == "better"
+    assert "./old -> ./new" in signal.message
