@@ -166,7 +166,9 @@ def _explain(given: argparse.Namespace, say: Callable[[str], None], memory: Memo
 
 def text(comparison: Comparison, tokens: int) -> str:
     """A comparison for a terminal or a planner: the digest within its budget, then what was left out."""
-    parts = [digest(comparison.signals, tokens) or "no signals: every rule looked and found nothing to say"]
+    nothing = "" if comparison.uncompared else "no signals: every rule looked and found nothing to say"
+    said = (plain(comparison.uncompared), digest(comparison.signals, tokens) or nothing)
+    parts = [line for line in said if line]
     parts += _missing(comparison.unread)
     parts += [f"no counterpart on the other side: {plain(name)}" for name in comparison.unmatched[:MAX_UNREAD]]
     counts = f"{len(comparison.read)} file{'s' if len(comparison.read) != 1 else ''} read"

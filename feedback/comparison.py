@@ -16,13 +16,14 @@ from feedback.inventory import FileRead, Listing, NotRead, contents, file_read, 
 from feedback.matching import match, one_case, renumbered
 from feedback.observations import Measurement, Observation
 from feedback.ranking import rank
+from feedback.rules.cases import key, text
 from feedback.rules.derive import derive
 from feedback.signals import CodeLocation, Signal
 from feedback.spans import Spans, Stacks
 from sandboxes.results import ArmName, Record
 
 MAX_NAMED = 4
-"""Files that a signal names as the place of the change."""
+"""Files that a signal names as the place of the change; cases that are named."""
 
 
 STAGE = "screen"
@@ -40,6 +41,8 @@ class Comparison(Record):
     unread: tuple[NotRead, ...] = ()
     unmatched: tuple[str, ...] = ()
     """Names of files for which the other side has no counterpart."""
+    uncompared: str = ""
+    """Why nothing was compared at all; empty where something was, or where the signals say it."""
 
 
 def compare(base: Path | Sequence[Path], candidate: Path | Sequence[Path] | None = None) -> Comparison:
@@ -94,6 +97,7 @@ def _concluded(
     base: tuple[Path, ...], candidate: tuple[Path, ...], observations: Sequence[Observation],
     read: Sequence[FileRead], unread: Sequence[NotRead], unmatched: Sequence[str],
 ) -> Comparison:  # fmt: skip
+    uncompared = _uncompared(read, observations, bool(candidate), len(unmatched))
     changed = tuple(CodeLocation(file=name) for name in _names(candidate or base))
     signals: list[Signal] = []
     for stage in dict.fromkeys(o.stage for o in observations):
@@ -101,7 +105,30 @@ def _concluded(
     return Comparison(
         base=base, candidate=candidate, signals=tuple(rank(signals, changed)),
         read=tuple(read), unread=tuple(unread), unmatched=tuple(unmatched),
+        uncompared=uncompared,
     )  # fmt: skip
+
+
+def _uncompared(
+    read: Sequence[FileRead], observations: Sequence[Observation], two_sides: bool, n_unmatched: int
+) -> str:
+    """Why no file or measurement met its like."""
+    measured = [o for o in observations if isinstance(o, Measurement)]
+    if two_sides and read and n_unmatched == len(read):
+        of = [", ".join(dict.fromkeys(f.format for f in read if f.arm == arm)) for arm in ("baseline", "candidate")]
+        if not all(of):
+            return ""
+        same = "no two files belong together by their names" if of[0] == of[1] else "no format in common"
+        return f"nothing was compared: {same} (baseline {of[0]}; candidate {of[1]})"
+    if not two_sides and measured and len({o.arm for o in measured}) == 1:
+        cases = list(dict.fromkeys(text(key(o.case)) for o in measured))
+        more = f" and {len(cases) - MAX_NAMED} more" if len(cases) > MAX_NAMED else ""
+        return (
+            f"nothing was compared: one side only, with {len(cases)} case{'s' if len(cases) > 1 else ''} "
+            f"({', '.join(case[:80] for case in cases[:MAX_NAMED])}{more}); cases of one side are not compared with "
+            "each other: give each side a file of its own"
+        )
+    return ""
 
 
 def _names(paths: Iterable[Path]) -> list[str]:

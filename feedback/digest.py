@@ -23,6 +23,9 @@ MAX_GATE_ITEMS = 3
 
 _TOKENS = re.compile(r"[^\W_]+|[^\w\s]|_|\s+")
 _RULE = re.compile(r"([a-z]+\.[a-z_]+): ")
+TABLE = "performance.bench_table"
+"""The rule that sums up what was compared case by case."""
+MAX_MESSAGE = 160
 _CHECKS = ("correctness", "parity", "integrity")
 
 
@@ -70,7 +73,7 @@ def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
     rest: list[Signal] = []
     short: dict[int, Signal] = {}
     for signal in found:
-        if signal.level == "note" and signal.role == "information" and signal.finding in ("same", "holds"):
+        if _is_quiet(signal):
             rest.append(signal)
             continue
         n_warnings += signal.level == "warning"
@@ -91,6 +94,12 @@ def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
             n -= 1
         lines.append(_tail(rest, n))
     return "\n".join(lines)
+
+
+def _is_quiet(signal: Signal) -> bool:
+    """Whether it says that all is well, other than what was measured and is the same."""
+    well = signal.finding in ("same", "holds") and signal.rule_id != TABLE
+    return well and signal.level == "note" and signal.role == "information"
 
 
 def _lengthen(lines: list[str], short: Mapping[int, Signal], left: int) -> None:
@@ -119,14 +128,27 @@ def gate_lines(signals: Sequence[Signal]) -> tuple[str, str, str]:
         counts = Counter(s.finding for s in decisive)
         better = ", ".join(f"{n} {finding}" for finding, n in counts.items()) + f": {_items(decisive, _gain)}"
     else:
-        better = "no clear effect" if moved else "not measured"
-    waiting = [s for s in signals if s.finding in ("inconclusive", "abstained")]
+        better = _not_better(signals) or ("no clear effect" if moved else "not measured")
+    waiting = [
+        s
+        for s in signals
+        if s.finding in ("inconclusive", "abstained") or (s.rule_id == TABLE and s.reason and s.finding != "same")
+    ]
     if waiting:
-        counts = Counter(s.finding for s in waiting)
+        counts = Counter("abstained" if s.finding == "abstained" else "inconclusive" for s in waiting)
         still = ", ".join(f"{n} {finding}" for finding, n in counts.items()) + f": {_items(waiting, _why)}"
     else:
         still = "nothing"
     return f"correct? {correct}", f"better? {better}", f"open? {still}"
+
+
+def _not_better(signals: Sequence[Signal]) -> str:
+    """What was compared without an effect that stands; empty if nothing was."""
+    tables = [s for s in signals if s.rule_id == TABLE and s.role == "information"]
+    if not tables:
+        return ""
+    same = all(s.finding == "same" for s in tables)
+    return f"{'no' if same else 'not decided'}: {_items(tables, lambda s: plain(s.message)[:MAX_MESSAGE])}"
 
 
 def _items(signals: Sequence[Signal], said: Callable[[Signal], str] = lambda s: s.rule_id) -> str:
@@ -169,10 +191,7 @@ def render(signal: Signal) -> str:
     if signal.effect is not None:
         lines.append(effect(signal.effect))
     if signal.measured:
-        said = "measured " + ", ".join(quantity(q) for q in signal.measured)
-        lines.append(
-            said + ("; expected " + ", ".join(quantity(q) for q in signal.expected) if signal.expected else "")
-        )
+        lines += _numbers(signal)
     for cause in signal.causes:
         share = f", explains {cause.explains:.0%}" if cause.explains is not None else ""
         refuted = f" -- refute: {plain(cause.refutable_by)}" if cause.refutable_by else ""
@@ -182,6 +201,17 @@ def render(signal: Signal) -> str:
     if signal.evidence:
         lines.append("evidence " + _some([spot(e) + _seen_by(e) for e in signal.evidence], MAX_EVIDENCE, "; "))
     return "\n  ".join(lines)
+
+
+def _numbers(signal: Signal) -> list[str]:
+    """What was measured and expected on one line; many values of the same names one a line."""
+    pairs = list(zip(signal.measured, signal.expected, strict=False))
+    if len(pairs) == len(signal.measured) > 3 and all((a.name, a.unit) == (b.name, b.unit) for a, b in pairs):
+        return [
+            f"{plain(a.name)} {number(b.value)} -> {number(a.value)}{f' {a.unit}' * bool(a.unit)}" for a, b in pairs
+        ]
+    said = "measured " + ", ".join(quantity(q) for q in signal.measured)
+    return [said + ("; expected " + ", ".join(quantity(q) for q in signal.expected) if signal.expected else "")]
 
 
 def effect(e: Effect) -> str:

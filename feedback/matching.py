@@ -46,7 +46,8 @@ def match(before: Sequence[Entry], after: Sequence[Entry]) -> Matched:
         groups: list[tuple[str, list[Entry], list[Entry]]] = []
         if format in POOLED:
             for stem in dict.fromkeys(_stem(e) for e in rest[0] if not e.recorded):
-                mine, theirs = ([e for e in side if not e.recorded and _stem(e) == stem] for side in rest)
+                of_stem = [[e for e in side if not e.recorded and _stem(e) == stem] for side in rest]
+                mine, theirs = of_stem
                 if mine and theirs and len(mine) + len(theirs) > 2 and _repeated(mine, theirs):
                     groups.append((stem, mine, theirs))
         rest = _without(rest, groups)
@@ -58,7 +59,7 @@ def match(before: Sequence[Entry], after: Sequence[Entry]) -> Matched:
         if format in POOLED:
             groups += _left(format, rest)
         elif len(rest[0]) == len(rest[1]) == 1:
-            groups.append((format, *rest))
+            groups.append((format, rest[0], rest[1]))
         for probe, mine, theirs in groups:
             probes |= dict.fromkeys((e.path for e in (*mine, *theirs)), probe)
             pooled |= {e.path for side in (mine, theirs) if len(side) > 1 for e in side}

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeVar
 
@@ -66,7 +67,18 @@ def rank(signals: Sequence[Signal], changed: Collection[Location] = ()) -> list[
             merged.append(signal)
         else:
             merged[lead] = _joined(merged[lead], signal)
-    return merged
+    return _told_apart(merged)
+
+
+def _told_apart(signals: Sequence[Signal]) -> list[Signal]:
+    """The same, each with an id of its own: what a rule says several times of one place differs in its words."""
+    counts = Counter(s.fingerprint for s in signals)
+    return [
+        s.model_copy(update={"subject": f"{s.subject} {s.finding} {_NUMBER.sub('#', s.message)}"})
+        if counts[s.fingerprint] > 1
+        else s
+        for s in signals
+    ]
 
 
 def share_cause(a: Signal, b: Signal, known: Collection[tuple[str, str]] = ()) -> bool:

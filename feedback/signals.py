@@ -231,6 +231,8 @@ class Signal(Record):
     evidence: tuple[Evidence, ...] = ()
     role: Literal["objective", "guardrail", "gate", "information"] = "information"
     """What the verdict uses it for."""
+    subject: str = ""
+    """What tells it from others that its rule makes at the same places, such as the metric: part of its identity."""
 
     @field_validator("message", "reason", mode="before")
     @classmethod
@@ -252,11 +254,12 @@ class Signal(Record):
 
     @property
     def fingerprint(self) -> str:
-        """Identity across runs: the rule and its places, without values, times, thread ids and seeds."""
+        """Identity across runs: the rule, its subject and its places, without values, times, thread ids and seeds."""
         passing = {"value", "was", "start_ns", "end_ns", "tid", "n"}
         places = [{"kind": p.kind, **p.model_dump(exclude=passing, exclude_defaults=True)} for p in self.locations]
         for place in places:
             if isinstance(condition := place.get("condition"), dict):
                 condition.pop("seed", None)
-        text = json.dumps([self.rule_id, places], sort_keys=True, default=str)
+        about = [self.subject] if self.subject else []
+        text = json.dumps([self.rule_id, places, *about], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

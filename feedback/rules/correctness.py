@@ -70,7 +70,7 @@ def failed_tests(observations: Sequence[Observation], criteria: Criteria) -> lis
             reason = f"all {skipped} tests were skipped"
             signals.append(
                 Signal(
-                    rule_id="correctness.test_fail", level="warning", finding="abstained", role=role,
+                    rule_id="correctness.test_fail", level="warning", finding="abstained", role=role, subject=probe,
                     message=f"{probe}: {reason}", reason=reason, locations=where(criteria, probe),
                 )
             )  # fmt: skip
@@ -78,7 +78,7 @@ def failed_tests(observations: Sequence[Observation], criteria: Criteria) -> lis
             also = f", {skipped} skipped" if skipped else ""
             signals.append(
                 Signal(
-                    rule_id="correctness.test_fail", level="note", finding="holds", role=role,
+                    rule_id="correctness.test_fail", level="note", finding="holds", role=role, subject=probe,
                     message=f"{probe}: passed ({len(counted)}{also})", locations=where(criteria, probe),
                 )
             )  # fmt: skip
@@ -92,7 +92,7 @@ def failed_tests(observations: Sequence[Observation], criteria: Criteria) -> lis
             signals.append(
                 Signal(
                     rule_id="correctness.test_fail", level="note" if known else "error",
-                    finding="observed" if known else "violates", role=role,
+                    finding="observed" if known else "violates", role=role, subject=probe,
                     message=f"{probe}: {said}"[:400],
                     locations=(*_places(failed), *criteria.changed, ProcessLocation(arm="candidate", role=probe)),
                     evidence=evidence(failed),
@@ -125,6 +125,7 @@ def gate_silent(observations: Sequence[Observation], criteria: Criteria) -> list
             level="warning",
             finding="abstained",
             role="gate",
+            subject=probe,
             message=f"{probe}: this gate said nothing about the candidate",
             reason="it was not run, or it left no result",
             locations=where(criteria, probe),
@@ -202,7 +203,7 @@ def _changed(probe: str, after: dict[str, Test], names: tuple[list[str], ...], c
     places = _places(failures) or where_gone or others
     return Signal(
         rule_id="correctness.test_changed", level="error" if broke else "warning" if silenced or gone else "note",
-        finding="violates" if broke else "observed", message=said[:400],
+        finding="violates" if broke else "observed", subject=probe, message=said[:400],
         locations=where(criteria, probe, *places),
         measured=(Quantity(name="newly failing", value=len(broke)), Quantity(name="gone", value=len(gone))),
         expected=(Quantity(name="newly failing", value=0), Quantity(name="gone", value=0)),
@@ -236,7 +237,7 @@ def flaky(observations: Sequence[Observation], criteria: Criteria) -> list[Signa
         n_failed = sum(o.outcome in ("failed", "error") for o in worst.attempts)
         signals.append(
             Signal(
-                rule_id="correctness.flaky", level="warning" if again else "note", finding="observed",
+                rule_id="correctness.flaky", level="warning" if again else "note", finding="observed", subject=probe,
                 message=f"{probe}: {len(shaky)} flaky test{'s' if len(shaky) > 1 else ''}; {worst.name} failed "
                 f"{n_failed} of {len(worst.attempts)} attempts: {failures[0].message.strip()[:120]}"[:400],
                 locations=where(criteria, probe, *_places(failures)),

@@ -178,6 +178,7 @@ signal = Table(
     Column("measured", Json),
     Column("expected", Json),
     Column("caveats", Json),
+    Column("subject", FreeText),
 )
 
 sample = Table(

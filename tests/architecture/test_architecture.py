@@ -29,6 +29,7 @@ LAYERS = {
         {"stats", "verdict", "ranking", "readers", "flamegraph"},
         {"criteria", "digest", "trends"},
         {"rules", "inventory", "summary"},
+        {"matching"},
         {"comparison"},
         {"explanation", "markdown", "sarif"},
         {"cli"},

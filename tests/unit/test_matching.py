@@ -69,8 +69,13 @@ def test_repetitions_on_a_side_are_units_of_one_measurement(
 
 @pytest.mark.parametrize(
     "names",
-    [["fp16.json", "int8.json"], ["batch1.json", "batch2.json"], ["n1024.json", "n4096.json"], ["rank0.json", "rank1.json"]],
-)  # fmt: skip
+    [
+        ["fp16.json", "int8.json"],
+        ["batch1.json", "batch2.json"],
+        ["n1024.json", "n4096.json"],
+        ["rank0.json", "rank1.json"],
+    ],
+)
 def test_names_that_say_a_condition_are_measurements_of_their_own(tmp_path: Path, names: list[str]) -> None:
     found = compare(*sides(tmp_path, names, names))
     assert {f.probe for f in found.read} == set(names)

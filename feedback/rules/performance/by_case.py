@@ -24,6 +24,9 @@ MAX_MACHINE = math.log(1.3)
 """Clocks, other load and thermal limits rarely move a whole machine by more."""
 
 _TIMES = ("_s", "_ms", "_us", "_ns")
+_UNITS = {"_per_s": "/s", "_ms": "ms", "_us": "us", "_ns": "ns", "_s": "s", "_throughput": "/s", "_goodput": "/s"}
+MAX_SHOWN = 24
+"""Cases and metrics whose values are shown although nothing is decided about them."""
 _NOT_COMPARED = ("instructions", "cpu_time_s", "process_cpu_s", "user_time_s", "system_time_s")
 """Have rules of their own, or stand beside the wall time that decides."""
 
@@ -49,6 +52,11 @@ class Compared(NamedTuple):
     facts: tuple[Measurement, ...]
     found: Found = "undecided"
     confidence: float = 0.95
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether both arms have a median of which a ratio can be taken."""
+        return all(math.isfinite(x) and x > 0 for x in (self.baseline, self.candidate))
 
     @property
     def gain(self) -> float:
@@ -128,10 +136,11 @@ def _compare(probe: str, metric: str, of: Sequence[Measurement], stage: str) -> 
     paired = all(m.paired for m in of)
     difference, reason, n_units = None, "", 0
     middle = {"baseline": math.nan, "candidate": math.nan}
-    if not all(math.isfinite(m.value) and m.value > 0 for m in of):
-        reason = "a value is not finite and positive"
-    else:
+    if all(math.isfinite(m.value) for m in of):
         middle = {arm: median(m.value for m in ms) for arm, ms in arms.items()}
+    if not all(math.isfinite(m.value) and m.value > 0 for m in of):
+        reason = "a value is zero, negative or not finite, so it has no ratio"
+    else:
         units = {arm: process_medians(ms) for arm, ms in arms.items()}
         pairs = paired_units(of, metric, stage).values if paired else ()
         n_units = len(pairs) if paired else min(len(u) for u in units.values())
@@ -214,7 +223,7 @@ def _case(c: Compared, criteria: Criteria) -> Signal:
         finding="better" if c.found == "better" else "worse",
         message=f"{text(c.case)}: {c.metric} {effect.improvement:+.1%} [{lo:+.1%}, {hi:+.1%}]: {c.found}"[:400],
         locations=where(criteria, c.probe, InputLocation(condition=c.case)),
-        effect=effect, caveats=() if c.paired else (_APART,), evidence=evidence(c.facts),
+        effect=effect, caveats=() if c.paired else (_APART,), evidence=evidence(c.facts), subject=_subject(c),
         next=("profile this case in both arms and compare the hot lines",) if c.found == "worse" else (),
     )  # fmt: skip
 
@@ -234,12 +243,15 @@ def _table(cases: Sequence[Compared], criteria: Criteria) -> Signal:
     c, n = cases[0], len(cases)
     of = {found: [x for x in cases if x.found == found] for found in ("better", "worse", "same", "undecided")}
     decided = n - len(of["undecided"])
-    known = [x for x in cases if math.isfinite(x.baseline)]
+    known = [x for x in cases if x.has_ratio]
     mean = exp(fmean(math.log(x.candidate) - math.log(x.baseline) for x in known)) if known else math.nan
     counts = ", ".join(f"{len(x)} {found}" for found, x in of.items() if x)
     said = f"{c.probe} {c.metric}: {counts} of {n} case{'s' if n > 1 else ''}"
     if n > 1 and known:
         said += f"; geometric mean x{mean:.3g}"
+    if len(of["same"]) == n:
+        lo, hi = (f([r[i] for r in map(_relative, cases)]) for i, f in ((0, min), (1, max)))
+        said += f", within {lo:+.1%}..{hi:+.1%}"
     mixed = bool(of["better"] and of["worse"])
     if mixed:
         said += f" hides {_extreme(of['better'], 1)} and {_extreme(of['worse'], -1)}"
@@ -251,14 +263,19 @@ def _table(cases: Sequence[Compared], criteria: Criteria) -> Signal:
         said += "; all moved together, as when the machine's clock or load changed"
     reasons = list(dict.fromkeys(x.reason for x in of["undecided"]))
     undecided = not decided or together
+    shown = [x for x in cases if math.isfinite(x.baseline) and (together or x.found in ("undecided", "same"))][
+        :MAX_SHOWN
+    ]
     places = [InputLocation(condition=x.case) for x in (of["worse"] or of["undecided"] or of["better"] or cases)[:3]]
     return Signal(
         rule_id="performance.bench_table", level="warning" if undecided or of["worse"] else "note",
         finding="inconclusive" if undecided else "same" if len(of["same"]) == n else "observed",
         message=said[:400], locations=where(criteria, c.probe, *places),
-        reason=(_APART if together else "; ".join(reasons)[:400]) if undecided else "",
-        measured=(Quantity(name="geometric mean of ratios", value=mean),) if known else (),
-        expected=(Quantity(name="geometric mean of ratios", value=1.0),) if known else (),
+        reason=_APART if together else "; ".join(reasons)[:400], subject=_subject(c),
+        measured=(*((Quantity(name="geometric mean of ratios", value=mean),) if n > 1 and known else ()),
+                  *_quantities(shown, n, "candidate")),
+        expected=(*((Quantity(name="geometric mean of ratios", value=1.0),) if n > 1 and known else ()),
+                  *_quantities(shown, n, "baseline")),
         caveats=() if c.paired else (_APART,),
         causes=(
             Cause(text="the machine was in another state, not the change", refutable_by="measure interleaved"),
@@ -270,17 +287,43 @@ def _table(cases: Sequence[Compared], criteria: Criteria) -> Signal:
 
 def _unmeasured(cases: Sequence[Compared], criteria: Criteria) -> Signal:
     """Many metrics of which none has enough units, as of a load test that ran once in each arm: one signal."""
-    known = sorted((c for c in cases if math.isfinite(c.baseline)), key=lambda c: -abs(c.gain))
+    known = sorted((c for c in cases if c.has_ratio), key=lambda c: -abs(c.gain))
     most = ", ".join(f"{c.metric} {c.gain:+.1%}" for c in known[:3])
-    n = len({c.metric for c in cases})
+    n, n_cases = len({c.metric for c in cases}), len({key(c.case) for c in cases})
+    shown = [c for c in (*known, *(c for c in cases if c not in known)) if math.isfinite(c.baseline)][:MAX_SHOWN]
     return Signal(
         rule_id="performance.bench_table", level="warning", finding="inconclusive",
         message=f"{cases[0].probe}: {n} metrics undecided; largest changes for the better or worse: {most}"[:400],
-        reason="; ".join(dict.fromkeys(c.reason for c in cases))[:400],
+        reason="; ".join(dict.fromkeys(c.reason for c in cases))[:400], subject=cases[0].probe,
+        measured=tuple(_quantities(shown, n_cases, "candidate")),
+        expected=tuple(_quantities(shown, n_cases, "baseline")),
         locations=where(criteria, cases[0].probe, InputLocation(condition=cases[0].case)),
         evidence=evidence(c.facts[0] for c in cases), caveats=(_APART,),
         next=("run the whole measurement in at least 5 fresh processes an arm, the arms interleaved",),
     )  # fmt: skip
+
+
+def _subject(c: Compared) -> str:
+    return f"{c.probe} {c.metric}"
+
+
+def _relative(c: Compared) -> tuple[float, float]:
+    """The interval of the gain; empty of width where there is none."""
+    if c.difference is None:
+        return c.gain, c.gain
+    i = c.difference.interval(c.confidence)
+    return (exp(i.lo) - 1, exp(i.hi) - 1) if c.direction == "maximize" else (1 - exp(i.hi), 1 - exp(i.lo))
+
+
+def _quantities(cases: Sequence[Compared], all_cases: int, arm: Literal["baseline", "candidate"]) -> list[Quantity]:
+    """The medians of an arm by metric, and by case where there are several."""
+    return [
+        Quantity(
+            name=c.metric if all_cases == 1 else f"{c.metric} of {text(c.case)[:100]}", value=getattr(c, arm),
+            unit=next((unit for end, unit in _UNITS.items() if c.metric.endswith(end)), ""),
+        )
+        for c in cases
+    ]  # fmt: skip
 
 
 def _conditions(of: dict[str, list[Compared]]) -> str:
@@ -296,6 +339,8 @@ def _extreme(cases: Sequence[Compared], sign: int) -> str:
 
 
 def _next(undecided: Sequence[Compared], paired: bool, together: bool) -> tuple[str, ...]:
-    if together or (not paired and any(x.n_units < MIN_UNITS for x in undecided)):
+    if together:
+        return ("run the arms interleaved, A B B A, in fresh processes: what drifts then meets both",)
+    if not paired and any(x.n_units < MIN_UNITS for x in undecided):
         return ("run each case in at least 5 fresh processes an arm, the arms interleaved",)
     return ("more fresh processes of the undecided cases only",) if undecided else ()

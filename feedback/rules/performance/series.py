@@ -86,7 +86,7 @@ def slow_starts(observations: Sequence[Observation], criteria: Criteria) -> list
         one = "" if len(arms) == 2 or len({s.arm for s in of_probe}) < 2 else f" in the {arms.pop()} only"
         signals.append(
             Signal(
-                rule_id="performance.warm_up", level="warning" if one else "note", finding="observed",
+                rule_id="performance.warm_up", level="warning" if one else "note", finding="observed", subject=probe,
                 message=f"{probe}: {len(slow)} of {len(of_probe)} series start slowly{one}; worst {text(worst.case)}: "
                 f"first {n} round{'s' if n > 1 else ''} {excess:.3g}x the later ones"[:400],
                 locations=where(criteria, probe, InputLocation(condition=worst.case)),
@@ -164,6 +164,7 @@ def _drift(probe: str, arm: str, moved: Sequence[tuple[Series, Step, int, bool]]
     facts = [rounds[0] for rounds in series.processes]
     return Signal(
         rule_id="performance.drift", level="note" if series.paired else "warning", finding="observed",
+        subject=f"{probe} {arm}",
         message=f"{probe}: {text(series.case)} in the {arm} {how}: {found.ratio - 1:+.1%} "
         f"(p={found.p:.1g}); {len(moved)} of {n} series moved"[:400],
         locations=where(criteria, probe, InputLocation(condition=series.case)),

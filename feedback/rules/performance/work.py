@@ -44,6 +44,7 @@ def instructions(observations: Sequence[Observation], criteria: Criteria) -> lis
                 rule_id="performance.instructions",
                 level="note",
                 finding="observed",
+                subject=probe,
                 message=f"{probe}: {before:.4g} -> {after:.4g} instructions ({change:+.2%}): {what}",
                 locations=where(criteria, probe),
                 next=("compare wall time: instruction counts are blind to caches, vector width and waiting",),
@@ -55,7 +56,7 @@ def instructions(observations: Sequence[Observation], criteria: Criteria) -> lis
 def _uncounted(probe: str, before: float, after: float, criteria: Criteria) -> Signal:
     reason = f"{before:g} instructions in the baseline, {after:g} in the candidate: what is counted did not run"
     return Signal(
-        rule_id="performance.instructions", level="warning", finding="abstained",
+        rule_id="performance.instructions", level="warning", finding="abstained", subject=probe,
         message=f"{probe}: {reason}"[:400], locations=where(criteria, probe), reason=reason,
         next=("check that the counted function is still there under its name, and called",),
     )  # fmt: skip
@@ -134,7 +135,7 @@ def _by_function(
             )
         )
     return Signal(
-        rule_id="performance.instructions_by_function", level="note", finding="observed",
+        rule_id="performance.instructions_by_function", level="note", finding="observed", subject=probe,
         message=f"{probe}: {whole / total:+.2%} instructions in all: {', '.join(said)}{more}"[:400],
         locations=where(criteria, probe, *places), measured=tuple(quantities), expected=tuple(expected),
         causes=tuple(causes), evidence=evidence(facts),
