@@ -121,9 +121,9 @@ Exit codes: 0 done, 2 wrong use or nothing readable.
 
 
 def _tokens(text: str) -> int:
-    value = int(text)
+    value = int(text[:12]) if text.isascii() and text.isdecimal() else 0
     if value < 1:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text[:20]!r}")
     return value
 
 

@@ -51,7 +51,8 @@ def count_tokens(text: str) -> int:
 
 def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
     """The signals as lines of at most `tokens` tokens by `count_tokens`; empty without signals. What doesn't fit is
-    counted and listed by fingerprint as far as that fits; the count itself is the one line that always stands."""
+    counted and listed by fingerprint as far as that fits. The count and the three first lines always stand, those
+    without their reasons where these don't fit."""
     found = ordered(signals)
     if not found:
         return ""
@@ -67,8 +68,8 @@ def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
         lines.append(text)
         return True
 
-    for line in gate_lines(found):
-        add(line)
+    lines += _within(gate_lines(found), left)
+    left -= sum(count_tokens(line) + 1 for line in lines)
     n_warnings = 0
     rest: list[Signal] = []
     short: dict[int, Signal] = {}
@@ -94,6 +95,18 @@ def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
             n -= 1
         lines.append(_tail(rest, n))
     return "\n".join(lines)
+
+
+def _within(gates: Sequence[str], left: int) -> list[str]:
+    """The lines that lead, each without its reasons where they would take more than `left` tokens in all."""
+    bare = [line.partition(":")[0] for line in gates]
+    left -= sum(count_tokens(line) + 1 for line in bare)
+    found = []
+    for line, short in zip(gates, bare, strict=True):
+        more = count_tokens(line) - count_tokens(short)
+        found.append(line if more <= left else short)
+        left -= more if more <= left else 0
+    return found
 
 
 def _is_quiet(signal: Signal) -> bool:

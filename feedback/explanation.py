@@ -10,11 +10,12 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from feedback.digest import plain, render, spot
+from feedback.digest import number, plain, render, spot
 from feedback.inventory import FileRead
 from feedback.readers import Unreadable, formats
 from feedback.signals import Evidence, Signal
@@ -85,7 +86,24 @@ def _lines(evidence: Evidence, file: FileRead) -> list[str]:
                 break
             if number >= wanted - AROUND:
                 found.append(f"{'>' if number == wanted else ' '} {number}: {_shown(line)}")
+    if evidence.query and (value := _named_value(evidence, file)):
+        return [value]
     return found or [f"(the file has no line {wanted} any more)"]
+
+
+def _named_value(evidence: Evidence, file: FileRead) -> str:
+    """The value of that name in a line that is one JSON object; empty where there is none."""
+    with _opened(file.path) as stream:
+        for _ in range((evidence.line or 1) - 1):
+            if not stream.readline(MAX_JSON):
+                return ""
+        try:
+            value = json.loads(stream.readline(MAX_JSON))
+        except (ValueError, RecursionError):
+            return ""
+    if not isinstance(value, dict) or evidence.query not in value:
+        return ""
+    return f"{evidence.line}: {plain(evidence.query)} = {_shown(json.dumps(value[evidence.query]).encode())}"
 
 
 def _numbered(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -131,6 +149,8 @@ def _stacks(evidence: Evidence, file: FileRead) -> list[str]:
     rows = []
     for stacks in _observed(file, Stacks):
         total = float(stacks.weight.sum()) or 1.0
+        only_gil = " taken with the GIL held" if stacks.only_gil else ""
+        rows.append(f"shares of all {total:g} {stacks.unit}{only_gil} in this file, every thread together")
         for n in np.argsort(-stacks.weight, kind="stable")[:MAX_ROWS]:
             frames = [stacks.frames[i] for i in stacks.stacks[n][-4:]]
             path = " < ".join(f"{f.function} {f.file}" + (f":{f.line}" if f.line else "") for f in reversed(frames))
@@ -154,12 +174,22 @@ def _value(evidence: Evidence, file: FileRead) -> list[str]:
         return ["(the file is too large to look into)"]
     try:
         value: Any = json.loads(data)
+        siblings: Any = None
         for part in evidence.query.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
+            siblings = value
             value = value[int(name)] if isinstance(value, list) else value[name]
     except (ValueError, LookupError, TypeError, RecursionError):
         return ["(nothing stands there any more)"]
-    return [f"{plain(evidence.query)} = {_shown(json.dumps(value, ensure_ascii=False).encode())}"]
+    rows = [f"{plain(evidence.query)} = {_shown(json.dumps(value, ensure_ascii=False).encode())}"]
+    if isinstance(siblings, list) and len(siblings) > 1 and all(type(v) in (int, float) for v in siblings):
+        first = ", ".join(number(v) for v in siblings[:MAX_ROWS]) + (", ..." if len(siblings) > MAX_ROWS else "")
+        where = plain(evidence.query.rpartition("/")[0])
+        rows.append(
+            f"{where}: {len(siblings)} values, median {number(median(siblings))}, "
+            f"{number(min(siblings))}..{number(max(siblings))}: {first}"
+        )
+    return rows
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -11,11 +11,16 @@ import numpy as np
 
 from feedback.digest import number, plain
 from feedback.observations import Measurement, Observation, ParityPoint, RuntimeEvent, TestOutcome
+from feedback.rules.cases import text
 from feedback.spans import Spans, Stacks
 
 MAX_LINES = 20
 """Lines a kind; the rest is counted."""
 _LEVELS = {"error": 0, "warning": 1, "note": 2}
+
+MAX_CASES = 8
+"""Cases of a metric that get a line each."""
+_SECONDS = ((" s", 1.0), (" ms", 1e-3), (" us", 1e-6), (" ns", 1e-9))
 
 T = TypeVar("T")
 
@@ -70,17 +75,37 @@ def _parity(points: Sequence[ParityPoint]) -> list[str]:
 def _measurements(measurements: Sequence[Measurement]) -> list[str]:
     found = []
     for group in _groups(measurements, lambda o: (o.probe, o.metric, o.arm, tuple(sorted(o.case)))):
-        values = [o.value for o in group if not o.warmup]
-        cases = {tuple(o.case.items()) for o in group}
-        processes = {o.pair for o in group}
-        said = f"{group[0].metric} of {group[0].probe} ({group[0].arm}): {len(group)} values"
-        said += f", {len(cases)} cases of {', '.join(sorted(group[0].case))}" if len(cases) > 1 else ""
-        said += f", {len(processes)} processes"
-        if values:
-            middle, least, most = number(median(values)), number(min(values)), number(max(values))
-            said += f", median {middle}, {least}..{most}"
-        found.append(said)
+        cases = _groups(group, lambda o: tuple(sorted(o.case.items())))
+        said = f"{group[0].metric} of {group[0].probe} ({group[0].arm})"
+        if len(cases) == 1:
+            found.append(f"{said}: {_values(group)}")
+            continue
+        found.append(f"{said}: {len(group)} values, {len(cases)} cases of {', '.join(sorted(group[0].case))}")
+        found += [f"  {text(of[0].case)}: {_values(of)}" for of in cases[:MAX_CASES]]
+        if len(cases) > MAX_CASES:
+            found.append(f"  and {len(cases) - MAX_CASES} more cases")
     return found
+
+
+def _values(of_case: Sequence[Measurement]) -> str:
+    """`10 values, 5 processes, median 1.2 ms, 1.1..1.3 ms`: of one case only, others are other numbers."""
+    n = len({o.pair for o in of_case})
+    said = f"{len(of_case)} value{'s' if len(of_case) > 1 else ''}, {n} process{'es' if n > 1 else ''}"
+    values = [o.value for o in of_case if not o.warmup]
+    if not values:
+        return said
+    unit, size = _unit(of_case[0].metric, median(values))
+    middle, least, most = (number(value / size) for value in (median(values), min(values), max(values)))
+    return f"{said}, median {middle}{unit}, {least}..{most}{unit}" if len(values) > 1 else f"{said}: {middle}{unit}"
+
+
+def _unit(metric: str, value: float) -> tuple[str, float]:
+    """In which unit a value reads well, and how large that is in the metric's own, by the metric's name."""
+    if metric.endswith("_per_s"):
+        return " /s", 1.0
+    if metric.endswith("_s"):
+        return next(((unit, size) for unit, size in _SECONDS if value >= size), _SECONDS[-1])
+    return next(((f" {unit}", 1.0) for unit in ("ms", "us", "ns", "bytes") if metric.endswith(f"_{unit}")), ("", 1.0))
 
 
 def _events(events: Sequence[RuntimeEvent]) -> list[str]:

@@ -79,7 +79,8 @@ class Runs:
             self.found.append(
                 Measurement(
                     probe=self.probe, metric=metric, value=value, arm=self.arm, stage=self.stage, pair=unit,
-                    block=block, paired=False, case=dict(case), warmup=warmup, source=source,
+                    block=block, paired=False, case=dict(case), warmup=warmup,
+                    source=source if source.query else source.model_copy(update={"query": metric}),
                 )
             )  # fmt: skip
 

@@ -334,8 +334,8 @@ def test_contents_are_told_by_kind(tmp_path: Path) -> None:
     write(tmp_path / "a.trace", "tiny trace\n1\n2\n")
     text = lines(contents([run, tmp_path / "a.trace", LLAMACPP / "server.log"]).observations)
     assert "tests of build (candidate): 1 passed" in text
-    assert "instructions of count (candidate): 1 values, 1 processes, median 900, 900..900" in text
-    assert "slice_time_s of bench (baseline): 6 values, 3 processes, median 0.01, 0.01..0.01" in text
+    assert "instructions of count (candidate): 1 value, 1 process: 900" in text
+    assert "slice_time_s of bench (baseline): 6 values, 3 processes, median 10 ms, 10..10 ms" in text
     assert "trace a.trace (candidate): 2 intervals on 1 tracks in 0.0015 ms: 2 native" in text
     assert any(line.startswith("parity of bench (candidate): check relative_difference") for line in text)
 

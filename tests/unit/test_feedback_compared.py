@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedback.cli import text
+from feedback.cli import Wrong, run, text
 from feedback.comparison import Comparison, compare
 from feedback.criteria import Criteria
 from feedback.observations import Measurement, RuntimeEvent
@@ -181,3 +181,44 @@ def test_every_signal_has_an_id_of_its_own(tmp_path: Path) -> None:
     assert len(set(ids)) == len(ids)
     results = sarif(found)["runs"][0]["results"]
     assert len({r["partialFingerprints"]["signal/v1"] for r in results}) == len(results)
+
+
+# The text.
+
+
+@pytest.mark.parametrize("tokens", [1, 10, 30])
+def test_three_first_lines_stand_at_any_budget(tmp_path: Path, tokens: int) -> None:
+    found = compare(junit(tmp_path / "a.xml", set()), junit(tmp_path / "b.xml", {"two"}))
+    said = text(found, tokens).splitlines()
+    assert [line.split()[0] for line in said[:3]] == ["correct?", "better?", "open?"]
+    assert said[0].startswith("correct? no")
+
+
+def test_wrong_budget_is_said_in_words() -> None:
+    with pytest.raises(Wrong, match="must be a whole number of at least 1, not '0'"):
+        run(["compare", str(SUMMARY), "--tokens", "0"], print)
+
+
+def test_explain_shows_the_value_in_question(tmp_path: Path) -> None:
+    slow = vllm(tmp_path / "b.json", factor=2.0)
+    (signal,) = compare(SUMMARY, slow).signals
+    said: list[str] = []
+    run(["explain", signal.fingerprint, str(SUMMARY), str(slow)], said.append)
+    assert "1: median_ttft_ms = 106.6" in said[0]
+    assert "1: median_ttft_ms = 53.3" in said[0]
+
+
+def test_explain_shows_all_times_of_a_command(tmp_path: Path) -> None:
+    a, b = hyperfine(tmp_path / "a.json", {"./p": 1.0}), hyperfine(tmp_path / "b.json", {"./p": 2.0})
+    (signal,) = compare(a, b).signals
+    said: list[str] = []
+    run(["explain", signal.fingerprint, str(a), str(b)], said.append)
+    assert "/results/0/times: 8 values, median 2.014, 2..2.028" in said[0]
+
+
+def test_read_keeps_cases_apart_and_names_units(tmp_path: Path) -> None:
+    said: list[str] = []
+    run(["read", str(hyperfine(tmp_path / "a.json", {"./p": 0.001, "./q": 5.0}))], said.append)
+    assert "time_s of a.json (candidate): 16 values, 2 cases of benchmark" in said[0]
+    assert "./p: 8 values, 8 processes, median 1.007 ms, 1..1.014 ms" in said[0]
+    assert "./q: 8 values, 8 processes, median 5.035 s, 5..5.07 s" in said[0]

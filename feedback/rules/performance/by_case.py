@@ -298,7 +298,7 @@ def _unmeasured(cases: Sequence[Compared], criteria: Criteria) -> Signal:
         measured=tuple(_quantities(shown, n_cases, "candidate")),
         expected=tuple(_quantities(shown, n_cases, "baseline")),
         locations=where(criteria, cases[0].probe, InputLocation(condition=cases[0].case)),
-        evidence=evidence(c.facts[0] for c in cases), caveats=(_APART,),
+        evidence=evidence(fact for c in shown for fact in c.facts), caveats=(_APART,),
         next=("run the whole measurement in at least 5 fresh processes an arm, the arms interleaved",),
     )  # fmt: skip
 
