@@ -42,13 +42,15 @@ def _failed(arm: ArmName, of_probe: Sequence[RuntimeEvent | Measurement]) -> tup
 def _signal(
     probe: str, arms: dict[str, tuple[float, float] | None], events: Sequence[RuntimeEvent], criteria: Criteria
 ) -> Signal:
-    before, after = arms["baseline"], arms["candidate"] or (0.0, 0.0)
+    before, after = arms["baseline"], arms["candidate"]
+    if after is None:  # nothing is known of the candidate
+        after, said = (0.0, 0.0), f"{probe}: {_text(before or (0.0, 0.0))} requests failed in the baseline"
+    else:
+        said = f"{probe}: {_text(after)} requests failed"
+        said += f", {_text(before)} in the baseline" if before is not None else ""
     more = before is None or _share(after) > _share(before)
     broken = bool(after[0]) and more
     mine = [e for e in events if e.arm == "candidate"] or list(events)
-    said = f"{probe}: {_text(after)} requests failed"
-    if before is not None:
-        said += f", {_text(before)} in the baseline"
     why = max(mine, key=lambda e: e.count).message.partition(": ")[2]
     return Signal(
         rule_id="correctness.request_failed", level="error" if broken else "warning" if after[0] else "note",

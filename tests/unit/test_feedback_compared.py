@@ -80,6 +80,12 @@ def test_failed_requests_are_told_and_more_of_them_are_an_error(
     assert words in signal.message
 
 
+def test_candidate_of_which_nothing_is_known_has_no_failures() -> None:
+    (signal,) = failed_requests(sent("baseline", 2), PLAIN)
+    assert signal.level == "note"
+    assert signal.message.startswith("load: 2 requests failed in the baseline: ")
+
+
 def test_requests_that_all_succeed_are_no_signal() -> None:
     assert failed_requests([*sent("baseline", 0, 24), *sent("candidate", 0, 24)], PLAIN) == []
 

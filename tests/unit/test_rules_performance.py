@@ -21,7 +21,7 @@ from feedback.rules.performance import (
     scaling,
     slow_starts,
 )
-from feedback.rules.performance.by_case import direction_of
+from feedback.rules.performance.compared import direction_of
 from feedback.signals import CodeLocation, InputLocation, Signal
 
 PLAIN = Criteria(changed=(CodeLocation(file="kernel.py"),))

@@ -11,7 +11,7 @@ from feedback.criteria import Criteria
 from feedback.observations import Measurement, Observation, Scalar
 from feedback.rules import rule
 from feedback.rules.cases import Key, evidence, key, text, where
-from feedback.rules.performance.by_case import is_time, process_medians
+from feedback.rules.performance.compared import is_time, process_medians
 from feedback.signals import Cause, InputLocation, Quantity, Signal
 from feedback.stats import at_least, trend
 from feedback.trends import Step, step, warm_up
