@@ -9,8 +9,8 @@ from typing import NamedTuple
 from feedback.criteria import Criteria
 from feedback.observations import Observation, RuntimeEvent
 from feedback.rules import rule
-from feedback.rules.arms import Arm, Trouble, arms, evidence, signals
-from feedback.signals import Cause, Location, ParamLocation, ProcessLocation, Quantity, Signal
+from feedback.rules.arms import Arm, Trouble, evidence, servers, signals
+from feedback.signals import Cause, Location, ParamLocation, Quantity, Signal
 from feedback.stats import trend
 
 MIN_TOKENS = 1000
@@ -50,24 +50,28 @@ def _hits(arm: Arm) -> Hits | None:
 )
 def cache_hits(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """Hits lost against the baseline; no hits at all; and whether the workload could have any."""
-    there = arms(observations, criteria, "metrics", "engine_log", "events")
+    of = servers(observations, criteria, "metrics", "engine_log", "events")
+    return [signal for there in of for signal in _cache(there, criteria)]
+
+
+def _cache(there: dict[str, Arm], criteria: Criteria) -> list[Signal]:
     found = {name: hits for name, arm in there.items() if (hits := _hits(arm)) is not None}
     if not found:
         return []
     before, after = found.get("baseline"), found.get("candidate")
     if before and after and before.rate - after.rate >= max(FEWER_HITS, before.rate / 4):
-        return [_lost(before, after, criteria)]
+        return [_lost(before, after, there["candidate"], criteria)]
     if any(hits.rate > 0 for hits in found.values()):
         return []
     name = "candidate" if "candidate" in found else "baseline"
-    return [_never(there[name], found, criteria)]
+    return [_never(there[name], found, tuple(there[each].place for each in sorted(found)))]
 
 
-def _lost(before: Hits, after: Hits, criteria: Criteria) -> Signal:
+def _lost(before: Hits, after: Hits, arm: Arm, criteria: Criteria) -> Signal:
     return Signal(
         rule_id="stability.cache_hits", level="warning", finding="observed",
         message=f"prefix cache hits fell from {before.rate:.1%} to {after.rate:.1%} of the looked up tokens",
-        locations=(*criteria.changed, ProcessLocation(arm="candidate", role="server")),
+        locations=(*criteria.changed, arm.place),
         measured=(Quantity(name="hit_rate", value=after.rate),),
         expected=(Quantity(name="hit_rate", value=before.rate),),
         causes=(
@@ -82,11 +86,10 @@ def _lost(before: Hits, after: Hits, criteria: Criteria) -> Signal:
     )  # fmt: skip
 
 
-def _never(arm: Arm, found: dict[str, Hits], criteria: Criteria) -> Signal:
+def _never(arm: Arm, found: dict[str, Hits], places: tuple[Location, ...]) -> Signal:
     """No hit anywhere: by the workload, by a defect, or not to be told apart without its shared prefix."""
     block, knob = arm.whole("block_size"), arm.setting("block_size")
     shared, caching = arm.of("shared_prefix_tokens"), arm.setting("prefix_caching")
-    places: tuple[Location, ...] = tuple(ProcessLocation(arm=name, role="server") for name in sorted(found))
     if knob:
         places = (ParamLocation(name=knob[0], value=knob[1]), *places)
     events = [*found[arm.name].events, *shared, *(e for e in arm.events if e.name == "setting_block_size")]
@@ -136,8 +139,11 @@ def _never(arm: Arm, found: dict[str, Hits], criteria: Criteria) -> Signal:
 )
 def queue_growth(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """A queue that rises over the run. In both arms it is the offered rate, not the change."""
-    there = arms(observations, criteria, "engine_log")
-    found = signals("stability.queue_growth", criteria, there, _growing)
+    return [signal for there in servers(observations, criteria, "engine_log") for signal in _queue(there, criteria)]
+
+
+def _queue(there: dict[str, Arm], criteria: Criteria) -> list[Signal]:
+    found = signals("stability.queue_growth", criteria, [there], _growing)
     both = len(there) == 2 and all(_growing(arm) for arm in there.values())
     if both and found[0].level == "note":
         said = f"the workload, not a bug: {found[0].message.partition(': ')[2]} in both arms, so more is offered "

@@ -14,6 +14,7 @@ from feedback.observations import Observation, RuntimeEvent, Source
 from feedback.readers import formats
 from feedback.rules import Rule
 from feedback.rules.derive import RULES, derive
+from feedback.rules.stability import runtime_event
 from feedback.rules.stability_engine import (
     capture_grid,
     config_event,
@@ -424,3 +425,71 @@ def test_stability_rules_never_raise_on_odd_data() -> None:
             for signal in derive(odd, PLAIN):
                 assert signal.rule_id in {name for rule in RULES for name in rule.ids}
             derive(odd[: len(names)], PLAIN)
+
+
+# Several servers.
+
+
+def of_server(arm: str, server: str, file: str) -> list[Observation]:
+    return [o.model_copy(update={"probe": server}) for o in load(arm, file)]  # type: ignore[union-attr]
+
+
+def test_each_log_of_a_side_is_a_server_with_its_own_settings() -> None:
+    healthy, starved = "engine_logs/llamacpp_healthy.log", "engine_logs/llamacpp_starved.log"
+    base = [*of_server("baseline", "a.log", healthy), *of_server("baseline", "b.log", healthy)]
+    now = [*of_server("candidate", "a.log", healthy), *of_server("candidate", "b.log", starved)]
+    signal = only(context([*base, *now], PLAIN))
+    assert "n_ctx_slot 256, kv_cells 256" in signal.message
+    assert signal.message.endswith("not in the baseline")
+    assert ProcessLocation(arm="candidate", role="server b") in signal.locations
+
+
+def test_engines_side_by_side_are_not_merged() -> None:
+    files = [f"engine_logs/{name}.log" for name in ("llamacpp_starved", "vllm_recompiles", "sglang_ceiling_32")]
+    both = [o for arm in ("baseline", "candidate") for file in files for o in of_server(arm, Path(file).name, file)]
+    assert "n_parallel" not in only(preemption(both, PLAIN)).next[0]  # only SGLang's log has preemptions
+    settings = {p.name for s in derive(both, PLAIN) for p in s.locations if isinstance(p, ParamLocation)
+                if s.rule_id == "stability.context"}  # fmt: skip
+    assert settings <= {"n_ctx_slot", "kv_cells", "n_parallel"}
+
+
+def test_a_log_and_a_scrape_of_one_name_are_of_one_server() -> None:
+    pairs = [("a.log", "engine_logs/vllm_starved.log"), ("a.prom", "metrics/vllm_starved.prom"),
+             ("b.log", "engine_logs/vllm_healthy.log"), ("b.prom", "metrics/vllm_healthy.prom")]  # fmt: skip
+    signal = only(preemption([o for probe, file in pairs for o in of_server("candidate", probe, file)], PLAIN))
+    assert {p.name: p.value for p in signal.locations if isinstance(p, ParamLocation)} == {"max_num_seqs": "12"}
+    assert ProcessLocation(arm="candidate", role="server a") in signal.locations
+
+
+def test_shared_workload_is_told_to_every_server() -> None:
+    shared = event("shared_prefix_tokens", "events", count=20, arm="candidate", probe="facts.jsonl")
+    never = [
+        event(name, "metrics", count=count, message=said, arm="candidate", probe=f"{server}.prom",
+              place=Source(file=f"{server}.prom"))
+        for server in "ab" for name, count, said in (("cached_prompt_tokens", 0, ""), ("prompt_tokens", 5000, ""),
+                                                     ("setting_block_size", 1, "block_size = 32"))
+    ]  # fmt: skip
+    assert ["the workload, not a bug" in s.message for s in cache_hits([shared, *never], PLAIN)] == [True, True]
+
+
+def test_a_side_without_such_a_file_is_no_comparison() -> None:
+    scrape = of_server("baseline", "vllm.prom", "metrics/vllm_healthy.prom")
+    signals = runtime_event([*scrape, *of_server("candidate", "vllm.log", "engine_logs/vllm_healthy.log")], PLAIN)
+    assert "in the baseline" not in only(signals).message
+    oom = load("candidate", "cgroup/throttled_v1.txt")
+    log = load("baseline", "engine_logs/llamacpp_healthy.log")
+    assert "not in the baseline" not in only(memory([*log, *oom], PLAIN)).message
+    gone = memory(
+        [*load("baseline", "cgroup/throttled_v1.txt"), *load("candidate", "engine_logs/llamacpp_healthy.log")], PLAIN
+    )
+    assert "no longer" not in only(gone).message
+
+
+def test_a_side_with_such_a_file_is_compared() -> None:
+    file = "engine_logs/vllm_healthy.log"
+    more = [o.model_copy(update={"count": 99.0}) if getattr(o, "name", "") == "engine_warning" else o  # type: ignore[union-attr]
+            for o in load("candidate", file)]  # fmt: skip
+    assert (
+        "99x in the candidate, 11x in the baseline"
+        in only(runtime_event([*load("baseline", file), *more], PLAIN)).message
+    )
