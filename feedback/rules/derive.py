@@ -17,6 +17,7 @@ from feedback.rules import (
     stability_engine,
     stability_host,
     stability_load,
+    stability_servers,
 )
 from feedback.rules.utilization import critical_path, difference, exposed, host, idle, launch, locks, overlap, spin
 from feedback.signals import Signal
@@ -70,6 +71,9 @@ _SHOWN: tuple[Rule, ...] = (
     stability_engine.config_event,
     stability_load.cache_hits,
     stability_load.queue_growth,
+    stability_servers.kv_cache_usage,
+    stability_servers.config_difference,
+    stability_servers.server_difference,
     stability_host.gc_stall,
     stability_host.throttling,
     stability_host.page_faults,

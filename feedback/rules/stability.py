@@ -87,12 +87,14 @@ def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> li
             elif o.level != "note":
                 first.setdefault((o.probe, name), o)
     signals = []
+    several = len({event.place.file if event.place else "" for event in first.values()}) > 1
     for (probe, name), event in first.items():
         by_arm = totals[probe, name]
         if event.name in OWNED or by_arm["candidate"] <= by_arm["baseline"]:
             continue
         # Of a file that the baseline hasn't got nothing is known, not that it counted none.
         is_compared = (probe, event.source) in told
+        role = f"server {event.place.file}" if several and event.place else "server"
         against = f" in the candidate, {by_arm['baseline']:g}x in the baseline" if is_compared else ""
         signals.append(
             Signal(
@@ -100,7 +102,7 @@ def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> li
                 level=event.level,
                 finding="observed",
                 message=f"{probe}: {name} {by_arm['candidate']:g}x{against}: {event.message}"[:400],
-                locations=(*_raised(event), *criteria.changed, ProcessLocation(arm="candidate", role="server")),
+                locations=(*_raised(event), *criteria.changed, ProcessLocation(arm="candidate", role=role)),
                 evidence=evidence([event]),
             )
         )

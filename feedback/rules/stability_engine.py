@@ -42,7 +42,9 @@ def preemption(observations: Sequence[Observation], criteria: Criteria) -> list[
             return None
         requests = arm.total("finished_requests")
         again = arm.total("retracted_input_tokens", "retracted_output_tokens")
-        usage = arm.peak("kv_cache_usage")
+        # A scrape's gauge is of its own moment, often after the load: only a full one tells of the run.
+        usage = max((e.count for e in arm.events if e.name == "kv_cache_usage"
+                     and (e.source == "engine_log" or e.count >= FULL)), default=None)  # fmt: skip
         said = f"{n:g} preemptions" + (f" over {requests:g} requests" if requests else "")
         said += f", {again:g} tokens computed again" if again else ": their tokens are computed again"
         limit = arm.setting("max_running")

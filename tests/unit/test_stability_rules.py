@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from feedback.criteria import Criteria
+from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Observation, RuntimeEvent, Source
+from feedback.ranking import rank
 from feedback.readers import formats
 from feedback.rules import Rule
 from feedback.rules.derive import RULES, derive
@@ -25,6 +26,7 @@ from feedback.rules.stability_engine import (
 )
 from feedback.rules.stability_host import gc_stall, page_faults, throttling
 from feedback.rules.stability_load import cache_hits, queue_growth
+from feedback.rules.stability_servers import config_difference, kv_cache_usage, server_difference
 from feedback.signals import CodeLocation, KernelLocation, ParamLocation, ProcessLocation, Signal
 from feedback.stats import trend
 
@@ -396,9 +398,10 @@ def test_pressure_and_faults_against_the_baseline() -> None:
 # All of them.
 
 
-def test_two_llamacpp_logs_give_one_signal_that_says_it_all() -> None:
+def test_two_llamacpp_logs_give_one_signal_that_says_it_all_beside_the_settings() -> None:
     files = ("engine_logs/llamacpp_healthy.log", "engine_logs/llamacpp_starved.log")
-    signal = only(derive([*load("baseline", files[0]), *load("candidate", files[1])], PLAIN))
+    signal, settings = derive([*load("baseline", files[0]), *load("candidate", files[1])], PLAIN)
+    assert settings.rule_id == "stability.config_difference"
     assert signal.rule_id == "stability.context"
     assert "n_ctx_slot 256" in signal.message
 
@@ -493,3 +496,94 @@ def test_a_side_with_such_a_file_is_compared() -> None:
         "99x in the candidate, 11x in the baseline"
         in only(runtime_event([*load("baseline", file), *more], PLAIN)).message
     )
+
+
+# The arms' servers side by side.
+
+
+def both(before: str, after: str) -> list[Observation]:
+    return [*load("baseline", before), *load("candidate", after)]
+
+
+def test_cache_that_became_full_is_told_with_the_setting_behind_it() -> None:
+    signal = only(kv_cache_usage(both("engine_logs/vllm_healthy.log", "engine_logs/vllm_starved.log"), PLAIN))
+    assert signal.level == "warning"
+    assert signal.message.startswith("the KV cache was full (100%) in 1 of 3 samples, up to 3 requests waited")
+    assert ParamLocation(name="num_gpu_blocks_override", value="24", was="400") in signal.locations
+    assert signal.causes[0].support == "strong"
+
+
+def test_full_cache_of_one_server_or_of_both_is_a_note() -> None:
+    file = "engine_logs/vllm_starved.log"
+    assert only(kv_cache_usage(load("candidate", file), PLAIN)).level == "note"
+    assert "both arms" in only(kv_cache_usage(both(file, file), PLAIN)).message
+    assert kv_cache_usage(load("candidate", "engine_logs/vllm_healthy.log"), PLAIN) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("vllm_healthy", "vllm_starved", "num_gpu_blocks_override 400 -> 24, kv_cache_tokens 12,800 -> 768"),
+        ("llamacpp_healthy", "llamacpp_starved", "n_batch 2048 -> 256"),
+        ("sglang_ceiling_128", "sglang_ceiling_32", "max_total_num_tokens"),
+    ],
+)
+def test_settings_that_differ_are_named(before: str, after: str, words: str) -> None:
+    files = f"engine_logs/{before}.log", f"engine_logs/{after}.log"
+    found = config_difference(both(*files), PLAIN)
+    if before.startswith("sglang"):  # the same memory: what differs is what was captured
+        assert "max_total_num_tokens" not in only(found).message
+    else:
+        assert words in only(found).message
+    assert config_difference(both(files[0], files[0]), PLAIN) == []
+    assert config_difference(load("candidate", files[1]), PLAIN) == []
+
+
+def test_setting_that_the_change_names_or_that_scatters_is_no_difference() -> None:
+    def settings(arm: str, tokens: str, slots: int) -> list[Observation]:
+        return [event("setting_kv_tokens", arm=arm, message=f"kv_cache_tokens = {tokens}"),
+                event("setting_max_running", arm=arm, message=f"max_num_seqs = {slots}")]  # fmt: skip
+
+    observations = [*settings("baseline", "12,800", 8), *settings("candidate", "12,700", 16)]
+    asked = Criteria(changed=(ParamLocation(name="server.max_num_seqs", value=16, was=8),))
+    assert config_difference(observations, asked) == []
+    assert "max_num_seqs 8 -> 16" in only(config_difference(observations, PLAIN)).message
+
+
+def test_counters_of_two_servers_are_told_and_called_other_work() -> None:
+    signal = only(server_difference(both("metrics/llamacpp_healthy.prom", "metrics/llamacpp_starved.prom"), PLAIN))
+    assert "output tokens 291 -> 70, cached prompt tokens 104 -> 0" in signal.message
+    assert (signal.level, signal.finding) == ("note", "observed")
+    assert "different amounts of work" in signal.caveats[0]
+    for file in ("metrics/llamacpp_healthy.prom", "engine_logs/vllm_healthy.log"):
+        assert server_difference(both(file, file), PLAIN) == []
+        assert server_difference(load("candidate", file), PLAIN) == []
+
+
+def test_rate_in_a_judged_stage_is_left_to_what_is_measured() -> None:
+    rates = [event("output_tokens_per_s", arm=arm, count=n) for arm, n in (("baseline", 500.0), ("candidate", 300.0))]
+    assert "500 -> 300 tokens/s" in only(server_difference(rates, PLAIN)).message
+    judged = Criteria(changed=(), objective=MetricCriterion(probe="load", metric="request_s", direction="minimize"))
+    assert server_difference(rates, judged) == []
+
+
+def test_lost_hits_of_few_tokens_are_a_note() -> None:
+    signal = only(cache_hits(both("metrics/llamacpp_healthy.prom", "metrics/llamacpp_starved.prom"), PLAIN))
+    assert signal.level == "note"
+    assert "fell from 23.1% to 0.0%" in signal.message
+    assert any("only 450 tokens" in caveat for caveat in signal.caveats)
+
+
+def test_gauge_of_an_idle_moment_is_no_evidence_of_a_full_cache() -> None:
+    assert [q.name for q in only(preemption(load("candidate", "metrics/vllm_starved.prom"), PLAIN)).measured] == [
+        "preemptions"
+    ]
+
+
+def test_full_caches_of_two_servers_are_not_one_cause() -> None:
+    files = {"a.log": "engine_logs/llamacpp_starved.log", "b.log": "engine_logs/sglang_ceiling_32.log"}
+    found = derive([o for server, file in files.items() for o in of_server("candidate", server, file)], PLAIN)
+    ranked = rank(found)
+    first = next(s for s in ranked if s.rule_id == "stability.context")
+    assert {e.artefact for e in first.evidence} == {"llamacpp_starved.log"}
+    assert any(s.rule_id == "stability.preemption" for s in ranked)
