@@ -19,7 +19,18 @@ from feedback.rules import (
     stability_load,
     stability_servers,
 )
-from feedback.rules.utilization import critical_path, difference, exposed, host, idle, launch, locks, overlap, spin
+from feedback.rules.utilization import (
+    critical_path,
+    difference,
+    exposed,
+    host,
+    idle,
+    launch,
+    locks,
+    overlap,
+    spin,
+    steps,
+)
 from feedback.signals import Signal
 
 _SHOWN: tuple[Rule, ...] = (
@@ -59,6 +70,7 @@ _SHOWN: tuple[Rule, ...] = (
     exposed.copy_exposed,
     exposed.comm_exposed,
     critical_path.critical_path,
+    steps.step_time,
     difference.profile_diff,
     integrity.measures_nothing,
     integrity.moved_work,
