@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from traces import Event, recorded_trace, spans
 
 from feedback.criteria import Criteria
 from feedback.rules.utilization.steps import step_time
 from feedback.signals import KernelLocation, Signal
 from feedback.spans import Spans
 from sandboxes.results import ArmName
-from tests.unit.traces import Event, recorded_trace, spans
 
 PLAIN = Criteria(changed=())
 BASELINE, CANDIDATE = "torch_profiler/baseline.pt.trace.json.gz", "torch_profiler/candidate.pt.trace.json.gz"
