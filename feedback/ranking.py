@@ -13,6 +13,8 @@ better), neither has a part in the verdict, each has evidence, and
 * both name the same function or kernel, or the same parameter and one says that its value changed; other than what the
   change under test itself touched.
 
+Two servers have no cause in common: each has its own cache and settings.
+
 The same thread, line, input or mere parameter is not enough: much can depend on one of those. The most useful signal
 speaks for all of them and keeps its fingerprint; the others become its evidence.
 """
@@ -86,6 +88,8 @@ def share_cause(a: Signal, b: Signal, known: Collection[tuple[str, str]] = ()) -
     if a.rule_id == b.rule_id or not (_trend(a) and _trend(a) == _trend(b)):
         return False
     if a.role != "information" or b.role != "information" or not (a.evidence and b.evidence):
+        return False
+    if _servers(a) and _servers(b) and not _servers(a) & _servers(b):
         return False
     first, second = _likely(a), _likely(b)
     if first and second:
@@ -174,6 +178,11 @@ def _places(locations: Iterable[Location]) -> set[tuple[str, str]]:
         elif location.kind == "param":
             found.add(("param", location.name))
     return found
+
+
+def _servers(signal: Signal) -> set[str]:
+    """The servers that a signal is about, where it tells them apart."""
+    return {p.role for p in signal.locations if p.kind == "process" and p.role.startswith("server ")}
 
 
 def _changed_params(locations: Iterable[Location]) -> set[str]:

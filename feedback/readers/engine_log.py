@@ -90,7 +90,7 @@ class _Tally:
         if self.known.trigger.search(said.text):
             self._stat(line, said)
             return
-        for pattern, row in self.known.settings:
+        for pattern, row in self.known.settings if self.known.sets.search(said.text) else ():
             if found := pattern.search(said.text):
                 self.settings[row.name] = (f"{row.knob} = {found[1]}"[:2000], line)
         if event := self.known.classify(said.text, said.level):

@@ -127,7 +127,9 @@ class Patterns:
         self.skip = _either([row.pattern for row in table.skip])
         self.trigger = _either([row.trigger for row in stats])
         self.stats = [(re.compile(row.trigger), row) for row in stats]
-        self.settings = [(re.compile(row.pattern), row) for row in table.setting if mine(row)]
+        settings = [row for row in table.setting if mine(row)]
+        self.sets = _either([row.pattern for row in settings])
+        self.settings = [(re.compile(row.pattern), row) for row in settings]
         self.engines = [row for row in table.engine if not engine or row.name == engine]
         self.prefixes = [(re.compile(row.prefix), row.clock) for row in self.engines]
         self.ready = _either([row.ready for row in self.engines])

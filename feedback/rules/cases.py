@@ -46,6 +46,12 @@ def parameters(case: Case) -> dict[str, Scalar]:
     return found | ({"benchmark": name} if name else {})
 
 
+def times(ratio: float) -> str:
+    """`1.97x`, `1970x`: three significant digits, without an exponent below a million."""
+    rounded = float(f"{ratio:.3g}")
+    return f"{rounded:.0f}x" if 100 <= rounded < 1e6 else f"{rounded:.3g}x"
+
+
 def number(value: object) -> float | None:
     """A case's value as a finite number, or None; True and False are none."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -18,8 +18,20 @@ from feedback.rules import (
     stability_engine,
     stability_host,
     stability_load,
+    stability_servers,
 )
-from feedback.rules.utilization import critical_path, difference, exposed, host, idle, launch, locks, overlap, spin
+from feedback.rules.utilization import (
+    critical_path,
+    difference,
+    exposed,
+    host,
+    idle,
+    launch,
+    locks,
+    overlap,
+    spin,
+    steps,
+)
 from feedback.signals import Signal
 
 _SHOWN: tuple[Rule, ...] = (
@@ -61,6 +73,7 @@ _SHOWN: tuple[Rule, ...] = (
     exposed.copy_exposed,
     exposed.comm_exposed,
     critical_path.critical_path,
+    steps.step_time,
     difference.profile_diff,
     integrity.measures_nothing,
     integrity.moved_work,
@@ -73,6 +86,9 @@ _SHOWN: tuple[Rule, ...] = (
     stability_engine.config_event,
     stability_load.cache_hits,
     stability_load.queue_growth,
+    stability_servers.kv_cache_usage,
+    stability_servers.config_difference,
+    stability_servers.server_difference,
     stability_host.gc_stall,
     stability_host.throttling,
     stability_host.page_faults,

@@ -76,27 +76,33 @@ def runtime_event(observations: Sequence[Observation], criteria: Criteria) -> li
     """What the engine logged or counted in the candidate's arm and not as often in the baseline's, beside what
     rules of its own speak of."""
     totals: dict[tuple[str, str], Counter[str]] = {}
-    first: dict[str, RuntimeEvent] = {}
+    first: dict[tuple[str, str], RuntimeEvent] = {}
+    told: set[tuple[str, str]] = set()
     for o in observations:
         if isinstance(o, RuntimeEvent) and o.source in SAID and o.stage == criteria.stage:
             name = f"{o.name} at {o.message.partition(': ')[0]}" if o.source == "warnings" else o.name
             totals.setdefault((o.probe, name), Counter())[o.arm] += o.count  # type: ignore[assignment]
-            if o.level != "note":
-                first.setdefault(name, o)
-    compared = any(by_arm["baseline"] for by_arm in totals.values())
+            if o.arm == "baseline":
+                told.add((o.probe, o.source))
+            elif o.level != "note":
+                first.setdefault((o.probe, name), o)
     signals = []
-    for (probe, name), by_arm in totals.items():
-        if name not in first or name in OWNED or by_arm["candidate"] <= by_arm["baseline"]:
+    several = len({event.place.file if event.place else "" for event in first.values()}) > 1
+    for (probe, name), event in first.items():
+        by_arm = totals[probe, name]
+        if event.name in OWNED or by_arm["candidate"] <= by_arm["baseline"]:
             continue
-        event = first[name]
-        against = f" in the candidate, {by_arm['baseline']:g}x in the baseline" if compared else ""
+        # Of a file that the baseline hasn't got nothing is known, not that it counted none.
+        is_compared = (probe, event.source) in told
+        role = f"server {event.place.file}" if several and event.place else "server"
+        against = f" in the candidate, {by_arm['baseline']:g}x in the baseline" if is_compared else ""
         signals.append(
             Signal(
                 rule_id="stability.runtime_event",
                 level=event.level,
                 finding="observed",
                 message=f"{probe}: {name} {by_arm['candidate']:g}x{against}: {event.message}"[:400],
-                locations=(*_raised(event), *criteria.changed, ProcessLocation(arm="candidate", role="server")),
+                locations=(*_raised(event), *criteria.changed, ProcessLocation(arm="candidate", role=role)),
                 evidence=evidence([event]),
             )
         )

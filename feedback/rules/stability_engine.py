@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from feedback.criteria import Criteria
 from feedback.observations import Observation, RuntimeEvent
 from feedback.rules import rule
-from feedback.rules.arms import Arm, Trouble, arms, signals
+from feedback.rules.arms import Arm, Trouble, servers, signals
 from feedback.signals import Cause, CodeLocation, KernelLocation, Location, ParamLocation, Quantity, Signal
 
 RARE = 0.01
@@ -42,7 +42,9 @@ def preemption(observations: Sequence[Observation], criteria: Criteria) -> list[
             return None
         requests = arm.total("finished_requests")
         again = arm.total("retracted_input_tokens", "retracted_output_tokens")
-        usage = arm.peak("kv_cache_usage")
+        # A scrape's gauge is of its own moment, often after the load: only a full one tells of the run.
+        usage = max((e.count for e in arm.events if e.name == "kv_cache_usage"
+                     and (e.source == "engine_log" or e.count >= FULL)), default=None)  # fmt: skip
         said = f"{n:g} preemptions" + (f" over {requests:g} requests" if requests else "")
         said += f", {again:g} tokens computed again" if again else ": their tokens are computed again"
         limit = arm.setting("max_running")
@@ -69,7 +71,7 @@ def preemption(observations: Sequence[Observation], criteria: Criteria) -> list[
                   + ": preemptions must vanish; then choose between a larger cache and fewer running requests",),
         )  # fmt: skip
 
-    return signals("stability.preemption", criteria, arms(observations, criteria, "metrics", "engine_log"), look)
+    return signals("stability.preemption", criteria, servers(observations, criteria, "metrics", "engine_log"), look)
 
 
 @rule(
@@ -105,7 +107,7 @@ def context(observations: Sequence[Observation], criteria: Criteria) -> list[Sig
             caveats=("throughput and latency of this arm are of fewer or shorter answers",) if lost else (),
         )  # fmt: skip
 
-    return signals("stability.context", criteria, arms(observations, criteria, "engine_log"), look)
+    return signals("stability.context", criteria, servers(observations, criteria, "engine_log"), look)
 
 
 @rule(
@@ -142,7 +144,7 @@ def memory(observations: Sequence[Observation], criteria: Criteria) -> list[Sign
             )  # fmt: skip
         return None
 
-    return signals("stability.memory", criteria, arms(observations, criteria, "engine_log", "cgroup"), look)
+    return signals("stability.memory", criteria, servers(observations, criteria, "engine_log", "cgroup"), look)
 
 
 @rule(
@@ -178,7 +180,7 @@ def recompilation(observations: Sequence[Observation], criteria: Criteria) -> li
             caveats=() if served else ("this log doesn't say which compilations belong to warm-up",),
         )  # fmt: skip
 
-    return signals("stability.recompilation", criteria, arms(observations, criteria, "engine_log", "jit"), look)
+    return signals("stability.recompilation", criteria, servers(observations, criteria, "engine_log", "jit"), look)
 
 
 def _compiled(event: RuntimeEvent) -> tuple[Location, ...]:
@@ -197,7 +199,7 @@ def _compiled(event: RuntimeEvent) -> tuple[Location, ...]:
 )
 def capture_grid(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """Config logic: the largest batch that may run against the largest that was captured, and what ran."""
-    return signals("stability.capture_grid", criteria, arms(observations, criteria, "engine_log"), _uncaptured)
+    return signals("stability.capture_grid", criteria, servers(observations, criteria, "engine_log"), _uncaptured)
 
 
 def _uncaptured(arm: Arm) -> Trouble | None:
@@ -250,7 +252,14 @@ def _ceiling(arm: Arm) -> int | None:
 )
 def config_event(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """Settings that the engine did not take as they were; first the one that the change is about."""
-    there = arms(observations, criteria, "engine_log")
+    return [
+        signal
+        for there in servers(observations, criteria, "engine_log")
+        for signal in _not_taken(there, criteria)
+    ]  # fmt: skip
+
+
+def _not_taken(there: dict[str, Arm], criteria: Criteria) -> list[Signal]:
     known = {e.message for e in there["baseline"].of(*SETTINGS)} if "baseline" in there else set()
     changed = {place.name: place for place in criteria.changed if isinstance(place, ParamLocation)}
 
@@ -273,7 +282,7 @@ def config_event(observations: Sequence[Observation], criteria: Criteria) -> lis
                   "measures something else",),
         )  # fmt: skip
 
-    return signals("stability.config_event", criteria, there, look)
+    return signals("stability.config_event", criteria, [there], look)
 
 
 def _names(message: str, knob: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from feedback.criteria import Criteria
 from feedback.observations import Observation
 from feedback.rules import rule
-from feedback.rules.arms import Arm, Trouble, arms, signals
+from feedback.rules.arms import Arm, Trouble, servers, signals
 from feedback.signals import Cause, Quantity, Signal
 
 LONG_PAUSE_S = 0.1
@@ -55,7 +55,7 @@ def gc_stall(observations: Sequence[Observation], criteria: Criteria) -> list[Si
             next=("call gc.collect() and gc.freeze() after warm-up and record the same callbacks again",),
         )  # fmt: skip
 
-    return signals("stability.gc_stall", criteria, arms(observations, criteria, "gc", "engine_log"), look)
+    return signals("stability.gc_stall", criteria, servers(observations, criteria, "gc", "engine_log"), look)
 
 
 @rule(
@@ -85,7 +85,7 @@ def throttling(observations: Sequence[Observation], criteria: Criteria) -> list[
                   "throttling are the quota's, not the code's",),
         )  # fmt: skip
 
-    return signals("stability.throttling", criteria, arms(observations, criteria, "cgroup"), look)
+    return signals("stability.throttling", criteria, servers(observations, criteria, "cgroup"), look)
 
 
 @rule(
@@ -96,7 +96,10 @@ def throttling(observations: Sequence[Observation], criteria: Criteria) -> list[
 def page_faults(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """Major faults (from disk) and minor ones against the baseline; alone, only with stalls beside them, because
     loading mapped weights takes major faults too."""
-    there = arms(observations, criteria, "cgroup")
+    return [signal for there in servers(observations, criteria, "cgroup") for signal in _faults(there, criteria)]
+
+
+def _faults(there: dict[str, Arm], criteria: Criteria) -> list[Signal]:
     base = there.get("baseline")
 
     def look(arm: Arm) -> Trouble | None:
@@ -127,4 +130,4 @@ def page_faults(observations: Sequence[Observation], criteria: Criteria) -> list
         return None
 
     looked_at = {name: arm for name, arm in there.items() if name == "candidate"} or there
-    return signals("stability.page_faults", criteria, looked_at, look)
+    return signals("stability.page_faults", criteria, [looked_at], look)

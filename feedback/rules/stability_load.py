@@ -9,12 +9,15 @@ from typing import NamedTuple
 from feedback.criteria import Criteria
 from feedback.observations import Observation, RuntimeEvent
 from feedback.rules import rule
-from feedback.rules.arms import Arm, Trouble, arms, evidence, signals
-from feedback.signals import Cause, Location, ParamLocation, ProcessLocation, Quantity, Signal
+from feedback.rules.arms import Arm, Trouble, evidence, servers, signals
+from feedback.rules.stability_engine import FULL
+from feedback.signals import Cause, Location, ParamLocation, Quantity, Signal
 from feedback.stats import trend
 
 MIN_TOKENS = 1000
-"""Fewer tokens looked up than this say nothing about hits."""
+"""Fewer tokens looked up than this say nothing about hits in one arm."""
+FEW_TOKENS = 200
+"""Fewer say nothing about hits that were lost either; below `MIN_TOKENS` a loss is a note."""
 FEWER_HITS = 0.10
 """How far the share of hits must fall, absolutely, to be a loss (and by a quarter of what it was)."""
 MIN_SAMPLES = 8
@@ -37,7 +40,7 @@ def _hits(arm: Arm) -> Hits | None:
     if found:
         # llama.cpp and SGLang's log count computed tokens apart from cached ones; the others say what was looked up.
         tokens = arm.total("looked_up_tokens") or n + new
-        return Hits(n / tokens, tokens, [*found, *arm.of("looked_up_tokens")]) if tokens >= MIN_TOKENS else None
+        return Hits(n / tokens, tokens, [*found, *arm.of("looked_up_tokens")]) if tokens >= FEW_TOKENS else None
     if rates := [e for e in arm.of("prefix_cache_hit_rate") if 0 <= e.count <= 1]:
         return Hits(rates[-1].count, 0.0, rates[-1:])
     return None
@@ -50,24 +53,30 @@ def _hits(arm: Arm) -> Hits | None:
 )
 def cache_hits(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """Hits lost against the baseline; no hits at all; and whether the workload could have any."""
-    there = arms(observations, criteria, "metrics", "engine_log", "events")
+    of = servers(observations, criteria, "metrics", "engine_log", "events")
+    return [signal for there in of for signal in _cache(there, criteria)]
+
+
+def _cache(there: dict[str, Arm], criteria: Criteria) -> list[Signal]:
     found = {name: hits for name, arm in there.items() if (hits := _hits(arm)) is not None}
     if not found:
         return []
     before, after = found.get("baseline"), found.get("candidate")
     if before and after and before.rate - after.rate >= max(FEWER_HITS, before.rate / 4):
-        return [_lost(before, after, criteria)]
-    if any(hits.rate > 0 for hits in found.values()):
+        return [_lost(before, after, there["candidate"], criteria)]
+    if any(hits.rate > 0 or 0 < hits.tokens < MIN_TOKENS for hits in found.values()):
         return []
     name = "candidate" if "candidate" in found else "baseline"
-    return [_never(there[name], found, criteria)]
+    return [_never(there[name], found, tuple(there[each].place for each in sorted(found)))]
 
 
-def _lost(before: Hits, after: Hits, criteria: Criteria) -> Signal:
+def _lost(before: Hits, after: Hits, arm: Arm, criteria: Criteria) -> Signal:
+    tokens = [hits.tokens for hits in (before, after) if hits.tokens]
+    few = min(tokens, default=MIN_TOKENS) < MIN_TOKENS
     return Signal(
-        rule_id="stability.cache_hits", level="warning", finding="observed",
+        rule_id="stability.cache_hits", level="note" if few else "warning", finding="observed",
         message=f"prefix cache hits fell from {before.rate:.1%} to {after.rate:.1%} of the looked up tokens",
-        locations=(*criteria.changed, ProcessLocation(arm="candidate", role="server")),
+        locations=(*criteria.changed, arm.place),
         measured=(Quantity(name="hit_rate", value=after.rate),),
         expected=(Quantity(name="hit_rate", value=before.rate),),
         causes=(
@@ -76,17 +85,17 @@ def _lost(before: Hits, after: Hits, criteria: Criteria) -> Signal:
             Cause(text="what is stored and what is looked up no longer match (block size, alignment, hash inputs)",
                   refutable_by="a request sent twice in a row hits"),
         ),
-        caveats=("different prompts in the arms would look the same",),
+        caveats=("different prompts in the arms would look the same",
+                 *((f"only {min(tokens):g} tokens were looked up: a few requests decide",) if few else ())),
         next=("send one long request twice in a row to each arm and compare its cached tokens",),
         evidence=evidence([*after.events, *before.events]),
     )  # fmt: skip
 
 
-def _never(arm: Arm, found: dict[str, Hits], criteria: Criteria) -> Signal:
+def _never(arm: Arm, found: dict[str, Hits], places: tuple[Location, ...]) -> Signal:
     """No hit anywhere: by the workload, by a defect, or not to be told apart without its shared prefix."""
     block, knob = arm.whole("block_size"), arm.setting("block_size")
     shared, caching = arm.of("shared_prefix_tokens"), arm.setting("prefix_caching")
-    places: tuple[Location, ...] = tuple(ProcessLocation(arm=name, role="server") for name in sorted(found))
     if knob:
         places = (ParamLocation(name=knob[0], value=knob[1]), *places)
     events = [*found[arm.name].events, *shared, *(e for e in arm.events if e.name == "setting_block_size")]
@@ -136,8 +145,11 @@ def _never(arm: Arm, found: dict[str, Hits], criteria: Criteria) -> Signal:
 )
 def queue_growth(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """A queue that rises over the run. In both arms it is the offered rate, not the change."""
-    there = arms(observations, criteria, "engine_log")
-    found = signals("stability.queue_growth", criteria, there, _growing)
+    return [signal for there in servers(observations, criteria, "engine_log") for signal in _queue(there, criteria)]
+
+
+def _queue(there: dict[str, Arm], criteria: Criteria) -> list[Signal]:
+    found = signals("stability.queue_growth", criteria, [there], _growing)
     both = len(there) == 2 and all(_growing(arm) for arm in there.values())
     if both and found[0].level == "note":
         said = f"the workload, not a bug: {found[0].message.partition(': ')[2]} in both arms, so more is offered "
@@ -177,7 +189,7 @@ def _growing(arm: Arm) -> Trouble | None:
 def _why_growing(arm: Arm) -> tuple[Cause, ...]:
     limit, peak, usage = arm.whole("max_running"), arm.peak("running_requests"), arm.peak("kv_cache_usage")
     causes = []
-    if usage is not None and usage >= 0.95:
+    if usage is not None and usage >= FULL:
         causes.append(Cause(text="the KV cache is full, so no more requests are admitted", support="strong",
                             refutable_by="a larger cache admits no more"))  # fmt: skip
     if limit is not None and peak is not None and peak >= limit:

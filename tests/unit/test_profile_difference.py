@@ -13,6 +13,7 @@ from feedback.criteria import Criteria
 from feedback.flamegraph import Node, boxes, differential, of_spans
 from feedback.observations import Observation
 from feedback.rules.utilization.difference import profile_diff
+from feedback.rules.utilization.locks import gil
 from feedback.rules.utilization.profiles import is_blocked, thread_name
 from feedback.signals import HostLocation, Signal
 from feedback.spans import Frame, Stacks
@@ -255,3 +256,10 @@ def test_deep_recursion_is_bounded() -> None:
     assert max(map(len, found.stacks)) == 512
     assert found.weight.sum() == pytest.approx(1e-5)
     checked(differential(found, found))
+
+
+def test_intervals_of_one_share_say_what_they_are_for() -> None:
+    both = [recorded_profile("released_gil.raw", "baseline", True), recorded_profile("held_gil.raw", only_gil=True)]
+    units = {s.rule_id: s.measured[0].unit for rule in (gil, profile_diff) for s in rule(both, CRITERIA)}
+    assert "inside this process" in units["utilization.gil"]
+    assert "against another process" in units["utilization.profile_diff"]

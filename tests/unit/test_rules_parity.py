@@ -13,7 +13,7 @@ import pytest
 
 from feedback.criteria import Criteria
 from feedback.observations import ParityPoint, Source
-from feedback.rules.cases import separating
+from feedback.rules.cases import separating, times
 from feedback.rules.derive import derive
 from feedback.rules.parity import (
     boundary,
@@ -98,7 +98,9 @@ def test_relative_gate_catches_tf32_that_the_tolerance_passes() -> None:
         "parity.relative_error", "violates", "error", "gate",
     )  # fmt: skip
     assert "the baseline's 2.7e-06" in signal.message
-    assert "5 of 10 cases, all with partition>=4; 11.4 bits are right, 22.4 in the baseline" in signal.message
+    assert (
+        "5 of 10 cases, all with partition>=4; 11.4 bits are right at chunks=4, 22.4 in the baseline" in signal.message
+    )
     assert "TF32" in signal.causes[0].text
     assert "too wide to see this" in signal.caveats[0]
     assert signal.evidence[0].artefact == "chain_tf32.jsonl"
@@ -164,7 +166,9 @@ def test_precisions(bits: list[float], name: str | None) -> None:
 def test_arithmetic_that_leaked_in_is_named_with_its_growth() -> None:
     signal = only(fingerprint(table("chain_tf32"), GATED))
     assert (signal.rule_id, signal.level) == ("parity.precision", "warning")
-    assert "S is right to 11.4 bits, which is TF32, not float32; it grows with exponent 0.4" in signal.message
+    assert (
+        "S is right to 11.4 bits at chunks=4, which is TF32, not float32; it grows with exponent 0.4" in signal.message
+    )
     assert "at every step of a chain" in signal.causes[0].text
 
 
@@ -255,7 +259,7 @@ def test_three_sizes_have_no_growth() -> None:
 def test_split_that_rounds_more_than_unsplit_is_told() -> None:
     signal = only(split_mismatch(table("chain_tf32"), GATED))
     assert (signal.rule_id, signal.finding, signal.role) == ("parity.partition_mismatch", "violates", "gate")
-    assert "partition=4 is 0.0055 off, 1.97e+03x the error with partition=1 (2.8e-06)" in signal.message
+    assert "partition=4 is 0.0055 off, 1970x the error with partition=1 (2.8e-06)" in signal.message
     assert "merge" in signal.causes[0].text
 
 
@@ -467,3 +471,33 @@ def test_odd_points_never_raise() -> None:
     for _ in range(60):
         some = [points[i] for i in rng.choice(len(points), 12)]
         derive(some, GATED)
+
+
+def test_ratios_are_written_without_exponent() -> None:
+    assert [times(x) for x in (1.973, 31.26, 1974.0, 12_345.0, 2.5e7)] == [
+        "1.97x",
+        "31.3x",
+        "1970x",
+        "12300x",
+        "2.5e+07x",
+    ]
+
+
+def test_right_bits_name_the_size_that_they_are_of() -> None:
+    sizes = {8: 3e-3, 64: 9e-3, 256: 2e-2, 1024: 0.2}
+    points = [point(error, case={"K": k}, arm="candidate") for k, error in sizes.items()]
+    points += [point(1e-7 * k**0.5, case={"K": k}, arm="baseline") for k in sizes]
+    message = only(relative_error(points, GATED)).message
+    assert "at K=1024" in message
+    assert "8.4 bits are right at K=8" in message
+    for signal in fingerprint(points, GATED):
+        assert "bits at K=8" in signal.message
+        assert signal.measured[0].name == "right bits at K=8"
+
+
+def test_extrapolated_error_has_a_range_only_if_laws_differ() -> None:
+    points = [point(1e-6 * t, case={"T": t, "T_max": 1e6}, tolerance=1e-1) for t in (64, 128, 256, 512, 1024)]
+    for signal in numeric_growth(points, GATED):
+        for q in signal.measured:
+            assert (q.lo is None) == (q.hi is None)
+            assert q.lo is None or q.hi is None or (q.lo < q.hi and q.lo <= q.value <= q.hi)

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from feedback.criteria import Criteria
+from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Observation, RuntimeEvent, Source
+from feedback.ranking import rank
 from feedback.readers import formats
 from feedback.rules import Rule
 from feedback.rules.derive import RULES, derive
+from feedback.rules.stability import runtime_event
 from feedback.rules.stability_engine import (
     capture_grid,
     config_event,
@@ -24,6 +26,7 @@ from feedback.rules.stability_engine import (
 )
 from feedback.rules.stability_host import gc_stall, page_faults, throttling
 from feedback.rules.stability_load import cache_hits, queue_growth
+from feedback.rules.stability_servers import config_difference, kv_cache_usage, server_difference
 from feedback.signals import CodeLocation, KernelLocation, ParamLocation, ProcessLocation, Signal
 from feedback.stats import trend
 
@@ -395,9 +398,10 @@ def test_pressure_and_faults_against_the_baseline() -> None:
 # All of them.
 
 
-def test_two_llamacpp_logs_give_one_signal_that_says_it_all() -> None:
+def test_two_llamacpp_logs_give_one_signal_that_says_it_all_beside_the_settings() -> None:
     files = ("engine_logs/llamacpp_healthy.log", "engine_logs/llamacpp_starved.log")
-    signal = only(derive([*load("baseline", files[0]), *load("candidate", files[1])], PLAIN))
+    signal, settings = derive([*load("baseline", files[0]), *load("candidate", files[1])], PLAIN)
+    assert settings.rule_id == "stability.config_difference"
     assert signal.rule_id == "stability.context"
     assert "n_ctx_slot 256" in signal.message
 
@@ -424,3 +428,162 @@ def test_stability_rules_never_raise_on_odd_data() -> None:
             for signal in derive(odd, PLAIN):
                 assert signal.rule_id in {name for rule in RULES for name in rule.ids}
             derive(odd[: len(names)], PLAIN)
+
+
+# Several servers.
+
+
+def of_server(arm: str, server: str, file: str) -> list[Observation]:
+    return [o.model_copy(update={"probe": server}) for o in load(arm, file)]  # type: ignore[union-attr]
+
+
+def test_each_log_of_a_side_is_a_server_with_its_own_settings() -> None:
+    healthy, starved = "engine_logs/llamacpp_healthy.log", "engine_logs/llamacpp_starved.log"
+    base = [*of_server("baseline", "a.log", healthy), *of_server("baseline", "b.log", healthy)]
+    now = [*of_server("candidate", "a.log", healthy), *of_server("candidate", "b.log", starved)]
+    signal = only(context([*base, *now], PLAIN))
+    assert "n_ctx_slot 256, kv_cells 256" in signal.message
+    assert signal.message.endswith("not in the baseline")
+    assert ProcessLocation(arm="candidate", role="server b") in signal.locations
+
+
+def test_engines_side_by_side_are_not_merged() -> None:
+    files = [f"engine_logs/{name}.log" for name in ("llamacpp_starved", "vllm_recompiles", "sglang_ceiling_32")]
+    both = [o for arm in ("baseline", "candidate") for file in files for o in of_server(arm, Path(file).name, file)]
+    assert "n_parallel" not in only(preemption(both, PLAIN)).next[0]  # only SGLang's log has preemptions
+    settings = {p.name for s in derive(both, PLAIN) for p in s.locations if isinstance(p, ParamLocation)
+                if s.rule_id == "stability.context"}  # fmt: skip
+    assert settings <= {"n_ctx_slot", "kv_cells", "n_parallel"}
+
+
+def test_a_log_and_a_scrape_of_one_name_are_of_one_server() -> None:
+    pairs = [("a.log", "engine_logs/vllm_starved.log"), ("a.prom", "metrics/vllm_starved.prom"),
+             ("b.log", "engine_logs/vllm_healthy.log"), ("b.prom", "metrics/vllm_healthy.prom")]  # fmt: skip
+    signal = only(preemption([o for probe, file in pairs for o in of_server("candidate", probe, file)], PLAIN))
+    assert {p.name: p.value for p in signal.locations if isinstance(p, ParamLocation)} == {"max_num_seqs": "12"}
+    assert ProcessLocation(arm="candidate", role="server a") in signal.locations
+
+
+def test_shared_workload_is_told_to_every_server() -> None:
+    shared = event("shared_prefix_tokens", "events", count=20, arm="candidate", probe="facts.jsonl")
+    never = [
+        event(name, "metrics", count=count, message=said, arm="candidate", probe=f"{server}.prom",
+              place=Source(file=f"{server}.prom"))
+        for server in "ab" for name, count, said in (("cached_prompt_tokens", 0, ""), ("prompt_tokens", 5000, ""),
+                                                     ("setting_block_size", 1, "block_size = 32"))
+    ]  # fmt: skip
+    assert ["the workload, not a bug" in s.message for s in cache_hits([shared, *never], PLAIN)] == [True, True]
+
+
+def test_a_side_without_such_a_file_is_no_comparison() -> None:
+    scrape = of_server("baseline", "vllm.prom", "metrics/vllm_healthy.prom")
+    signals = runtime_event([*scrape, *of_server("candidate", "vllm.log", "engine_logs/vllm_healthy.log")], PLAIN)
+    assert "in the baseline" not in only(signals).message
+    oom = load("candidate", "cgroup/throttled_v1.txt")
+    log = load("baseline", "engine_logs/llamacpp_healthy.log")
+    assert "not in the baseline" not in only(memory([*log, *oom], PLAIN)).message
+    gone = memory(
+        [*load("baseline", "cgroup/throttled_v1.txt"), *load("candidate", "engine_logs/llamacpp_healthy.log")], PLAIN
+    )
+    assert "no longer" not in only(gone).message
+
+
+def test_a_side_with_such_a_file_is_compared() -> None:
+    file = "engine_logs/vllm_healthy.log"
+    more = [o.model_copy(update={"count": 99.0}) if getattr(o, "name", "") == "engine_warning" else o  # type: ignore[union-attr]
+            for o in load("candidate", file)]  # fmt: skip
+    assert (
+        "99x in the candidate, 11x in the baseline"
+        in only(runtime_event([*load("baseline", file), *more], PLAIN)).message
+    )
+
+
+# The arms' servers side by side.
+
+
+def both(before: str, after: str) -> list[Observation]:
+    return [*load("baseline", before), *load("candidate", after)]
+
+
+def test_cache_that_became_full_is_told_with_the_setting_behind_it() -> None:
+    signal = only(kv_cache_usage(both("engine_logs/vllm_healthy.log", "engine_logs/vllm_starved.log"), PLAIN))
+    assert signal.level == "warning"
+    assert signal.message.startswith("the KV cache was full (100%) in 1 of 3 samples, up to 3 requests waited")
+    assert ParamLocation(name="num_gpu_blocks_override", value="24", was="400") in signal.locations
+    assert signal.causes[0].support == "strong"
+
+
+def test_full_cache_of_one_server_or_of_both_is_a_note() -> None:
+    file = "engine_logs/vllm_starved.log"
+    assert only(kv_cache_usage(load("candidate", file), PLAIN)).level == "note"
+    assert "both arms" in only(kv_cache_usage(both(file, file), PLAIN)).message
+    assert kv_cache_usage(load("candidate", "engine_logs/vllm_healthy.log"), PLAIN) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("vllm_healthy", "vllm_starved", "num_gpu_blocks_override 400 -> 24, kv_cache_tokens 12,800 -> 768"),
+        ("llamacpp_healthy", "llamacpp_starved", "n_batch 2048 -> 256"),
+        ("sglang_ceiling_128", "sglang_ceiling_32", "max_total_num_tokens"),
+    ],
+)
+def test_settings_that_differ_are_named(before: str, after: str, words: str) -> None:
+    files = f"engine_logs/{before}.log", f"engine_logs/{after}.log"
+    found = config_difference(both(*files), PLAIN)
+    if before.startswith("sglang"):  # the same memory: what differs is what was captured
+        assert "max_total_num_tokens" not in only(found).message
+    else:
+        assert words in only(found).message
+    assert config_difference(both(files[0], files[0]), PLAIN) == []
+    assert config_difference(load("candidate", files[1]), PLAIN) == []
+
+
+def test_setting_that_the_change_names_or_that_scatters_is_no_difference() -> None:
+    def settings(arm: str, tokens: str, slots: int) -> list[Observation]:
+        return [event("setting_kv_tokens", arm=arm, message=f"kv_cache_tokens = {tokens}"),
+                event("setting_max_running", arm=arm, message=f"max_num_seqs = {slots}")]  # fmt: skip
+
+    observations = [*settings("baseline", "12,800", 8), *settings("candidate", "12,700", 16)]
+    asked = Criteria(changed=(ParamLocation(name="server.max_num_seqs", value=16, was=8),))
+    assert config_difference(observations, asked) == []
+    assert "max_num_seqs 8 -> 16" in only(config_difference(observations, PLAIN)).message
+
+
+def test_counters_of_two_servers_are_told_and_called_other_work() -> None:
+    signal = only(server_difference(both("metrics/llamacpp_healthy.prom", "metrics/llamacpp_starved.prom"), PLAIN))
+    assert "output tokens 291 -> 70, cached prompt tokens 104 -> 0" in signal.message
+    assert (signal.level, signal.finding) == ("note", "observed")
+    assert "different amounts of work" in signal.caveats[0]
+    for file in ("metrics/llamacpp_healthy.prom", "engine_logs/vllm_healthy.log"):
+        assert server_difference(both(file, file), PLAIN) == []
+        assert server_difference(load("candidate", file), PLAIN) == []
+
+
+def test_rate_in_a_judged_stage_is_left_to_what_is_measured() -> None:
+    rates = [event("output_tokens_per_s", arm=arm, count=n) for arm, n in (("baseline", 500.0), ("candidate", 300.0))]
+    assert "500 -> 300 tokens/s" in only(server_difference(rates, PLAIN)).message
+    judged = Criteria(changed=(), objective=MetricCriterion(probe="load", metric="request_s", direction="minimize"))
+    assert server_difference(rates, judged) == []
+
+
+def test_lost_hits_of_few_tokens_are_a_note() -> None:
+    signal = only(cache_hits(both("metrics/llamacpp_healthy.prom", "metrics/llamacpp_starved.prom"), PLAIN))
+    assert signal.level == "note"
+    assert "fell from 23.1% to 0.0%" in signal.message
+    assert any("only 450 tokens" in caveat for caveat in signal.caveats)
+
+
+def test_gauge_of_an_idle_moment_is_no_evidence_of_a_full_cache() -> None:
+    assert [q.name for q in only(preemption(load("candidate", "metrics/vllm_starved.prom"), PLAIN)).measured] == [
+        "preemptions"
+    ]
+
+
+def test_full_caches_of_two_servers_are_not_one_cause() -> None:
+    files = {"a.log": "engine_logs/llamacpp_starved.log", "b.log": "engine_logs/sglang_ceiling_32.log"}
+    found = derive([o for server, file in files.items() for o in of_server("candidate", server, file)], PLAIN)
+    ranked = rank(found)
+    first = next(s for s in ranked if s.rule_id == "stability.context")
+    assert {e.artefact for e in first.evidence} == {"llamacpp_starved.log"}
+    assert any(s.rule_id == "stability.preemption" for s in ranked)

@@ -123,8 +123,11 @@ def _grows(
     expected = [Quantity(name=name, value=before.law.power.slope)] if before else []
     measured = [Quantity(name=name, value=slope.mean, lo=slope.lo, hi=slope.hi)]
     if ends:
-        measured.append(Quantity(name=f"{tensor} error at {line.axis}={ends.size:g}", value=ends.hi, lo=ends.lo))
-        expected.append(Quantity(name=f"{tensor} error at {line.axis}={ends.size:g}", value=ends.tolerance))
+        # Between the laws that fit; one law alone has no range.
+        lo, hi = (ends.lo, ends.hi) if ends.hi > 1.001 * ends.lo else (None, None)
+        name = f"{tensor} error at {line.axis}={ends.size:g}, extrapolated"
+        measured.append(Quantity(name=name, value=ends.lo, lo=lo, hi=hi))
+        expected.append(Quantity(name=name, value=ends.tolerance))
     return Signal(
         rule_id="parity.numeric_growth", level="note" if shared else "warning",
         finding="violates" if ends and ends.beyond else "observed", role="information",

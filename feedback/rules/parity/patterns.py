@@ -12,7 +12,7 @@ from typing import NamedTuple
 from feedback.criteria import Criteria
 from feedback.observations import Observation, ParityPoint, Scalar
 from feedback.rules import rule
-from feedback.rules.cases import evidence, key, number, text, where
+from feedback.rules.cases import evidence, key, number, text, times, where
 from feedback.rules.parity.points import CALLS, REGIONS, errors, grouped, rounding, typical
 from feedback.signals import Cause, InputLocation, Quantity, RegionLocation, Signal
 from feedback.stats import at_least
@@ -257,8 +257,8 @@ def _boundary(probe: str, tensor: str, jumps: Sequence[_Jump], shared: bool, cri
     return Signal(
         rule_id="parity.boundary", level="note" if shared else "error",
         finding="observed" if shared else "violates", role="information" if shared else criteria.role_of(probe),
-        message=f"{probe}: {tensor} error jumps {j.ratio:.3g}x at the start of {j.what} {n} (index {index}), {after}; "
-        f"{len(jumps)} case{'s' if len(jumps) > 1 else ''}{', as in the baseline' if shared else ''}"[:400],
+        message=f"{probe}: {tensor} error jumps {times(j.ratio)} at the start of {j.what} {n} (index {index}), "
+        f"{after}; {len(jumps)} case{'s' if len(jumps) > 1 else ''}{', as in the baseline' if shared else ''}"[:400],
         locations=where(
             criteria, probe, RegionLocation(tensor=tensor, region=f"{j.what} {n}", index=index),
             InputLocation(condition=j.first.case),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from feedback.criteria import Criteria
 from feedback.observations import Observation, ParityPoint
 from feedback.rules import rule
-from feedback.rules.cases import evidence, key, separating, text, where
+from feedback.rules.cases import evidence, key, separating, text, times, where
 from feedback.rules.parity.points import (
     CALLS,
     REGIONS,
@@ -119,7 +119,13 @@ class _Lost(NamedTuple):
     case: dict[str, str | int | float | bool]
     baseline: float
     candidate: float
+    at: str
+    """The size that the bits are of, such as ` at K=8`; empty where there is none."""
     fact: ParityPoint
+
+
+def _at(axis: str, size: float) -> str:
+    return f" at {axis}={size:g}" if axis else ""
 
 
 def _lost_bits(points: Sequence[ParityPoint], usual: float) -> list[_Lost]:
@@ -135,7 +141,8 @@ def _lost_bits(points: Sequence[ParityPoint], usual: float) -> list[_Lost]:
             continue
         before, after = bits(other.sizes[common[0]]), bits(line.sizes[common[0]])
         if after < min(before, sound_bits(line.points[0].case)) - usual:
-            found.append(_Lost(place.tensor, line.smallest.case, before, after, line.smallest))
+            at = _at(line.axis, common[0])
+            found.append(_Lost(place.tensor, line.smallest.case, before, after, at, line.smallest))
     return sorted(found, key=lambda x: x.candidate - x.baseline)
 
 
@@ -145,19 +152,20 @@ def _violated(
     quantities, expected, said = [], [], []
     if worse:
         w = worse[0]
-        times = (
-            f"{w.candidate / w.baseline:.3g}x the baseline's {w.baseline:.2g}" if w.baseline else "0 in the baseline"
+        against = (
+            f"{times(w.candidate / w.baseline)} the baseline's {w.baseline:.2g}" if w.baseline else "0 in the baseline"
         )
-        said.append(f"{w.tensor} error {w.candidate:.2g}, {times}, at {text(key(w.case))}")
+        said.append(f"{w.tensor} error {w.candidate:.2g}, {against}, at {text(key(w.case))}")
         if math.isfinite(w.candidate):
             quantities.append(Quantity(name=f"{w.tensor} rms_ratio", value=w.candidate))
         expected.append(Quantity(name=f"{w.tensor} rms_ratio", value=w.baseline, hi=w.allowed))
         at = separating([p.case for p in worse], [p.case for p in pairs if p not in worse])
         said += [f"{len(worse)} of {len(pairs)} cases" + (f", all with {at}" if at else "")]
     if lost and (lost[0].candidate >= 2 or not worse):
-        said.append(f"{lost[0].candidate:.1f} bits are right, {lost[0].baseline:.1f} in the baseline")
-        quantities.append(Quantity(name="right bits", value=lost[0].candidate, unit="bit"))
-        expected.append(Quantity(name="right bits", value=lost[0].baseline, unit="bit"))
+        at = lost[0].at
+        said.append(f"{lost[0].candidate:.1f} bits are right{at}, {lost[0].baseline:.1f} in the baseline")
+        quantities.append(Quantity(name=f"right bits{at}", value=lost[0].candidate, unit="bit"))
+        expected.append(Quantity(name=f"right bits{at}", value=lost[0].baseline, unit="bit"))
     cases = [({**x.case}, x.tensor) for x in worse[:MAX_LOCATED]] or [({**x.case}, x.tensor) for x in lost[:1]]
     tolerated = all(p.fact.tolerance is not None and p.candidate <= p.fact.tolerance for p in worse)
     # Within its tolerance a result may be a few times worse; an arithmetic less it may not.
@@ -205,7 +213,8 @@ def fingerprint(observations: Sequence[Observation], criteria: Criteria) -> list
             fit = power_law(list(line.sizes), list(line.sizes.values())) if len(line.sizes) >= MIN_SIZES else None
             before = known.get(place._replace(arm="baseline"))
             lost = before.bits - right if before else 0.0
-            short = _Short(right, lost, fit.slope if fit else None, line.smallest)
+            at = _at(line.axis, min(line.sizes))
+            short = _Short(right, lost, fit.slope if fit else None, at, line.smallest)
             found.setdefault((place.probe, place.tensor, place.arm), []).append(short)
     signals = []
     for (probe, tensor, arm), of in found.items():
@@ -221,11 +230,13 @@ class _Short(NamedTuple):
     """Of the bits that the baseline has."""
     slope: float | None
     """Of the error in the size."""
+    at: str
+    """The smallest size, which the bits are of; empty where there is none."""
     fact: ParityPoint
 
 
 def _leaked(probe: str, name: str, of: Sequence[_Short], new: bool, criteria: Criteria) -> Signal:
-    right, _, slope, fact = min(of, key=lambda x: x.bits)
+    right, _, slope, at, fact = min(of, key=lambda x: x.bits)
     dtype = str(fact.case.get("dtype", "float32"))
     if slope is None:
         how, cause = "", f"operands or results rounded to {name}"
@@ -235,16 +246,17 @@ def _leaked(probe: str, name: str, of: Sequence[_Short], new: bool, criteria: Cr
         how, cause = f"; it grows with exponent {slope:.2f}", f"rounded to {name} at every step of a chain"
     else:
         how, cause = f"; it grows with exponent {slope:.2f}", f"sums kept in {name}: small terms are lost"
-    quantities = [Quantity(name="right bits", value=right, unit="bit")]
+    quantities = [Quantity(name=f"right bits{at}", value=right, unit="bit")]
     if slope is not None:
         quantities.append(Quantity(name="exponent of the error in the size", value=slope))
     also = "" if new else " (so is the baseline, or there is none: not this change's doing)"
     return Signal(
         rule_id="parity.precision", level="warning" if new else "note", finding="observed",
-        message=f"{probe}: {fact.tensor} is right to {right:.1f} bits, which is {name}, not {dtype}{also}{how}"[:400],
+        message=f"{probe}: {fact.tensor} is right to {right:.1f} bits{at}, which is {name}, not {dtype}{also}"
+        f"{how}"[:400],
         locations=where(criteria, probe, InputLocation(condition={**fact.case, "tensor": fact.tensor})),
         measured=tuple(quantities),
-        expected=(Quantity(name="right bits", value=-math.log2(eps(fact.case)), unit="bit"),),
+        expected=(Quantity(name=f"right bits{at}", value=-math.log2(eps(fact.case)), unit="bit"),),
         causes=(Cause(text=cause, support="moderate", refutable_by=f"forcing {dtype} in that step changes nothing"),),
         evidence=evidence(x.fact for x in of),
         next=(f"force full {dtype} in one dot after the other (input_precision, accumulator dtype), smallest size",),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from feedback.criteria import Criteria
 from feedback.observations import Observation, ParityPoint, Scalar
 from feedback.rules import rule
-from feedback.rules.cases import Key, evidence, key, number, separating, text, where
+from feedback.rules.cases import Key, evidence, key, number, separating, text, times, where
 from feedback.rules.parity.points import chance, errors, rounding
 from feedback.signals import Cause, InputLocation, Quantity, Signal
 
@@ -99,7 +99,7 @@ def _mismatch(axis: str, of: Sequence[_Split], broken: Sequence[_Split], shared:
     named = "partition_mismatch" if axis != "batch" else "batch_mismatch"
     at = separating([s.case for s in broken], [s.case for s in of if not s.is_beyond])
     tensors = ", ".join(sorted({s.tensor for s in broken}))
-    by = "without it" if worst.split == math.inf or not worst.unsplit else f"{worst.split / worst.unsplit:.3g}x"
+    by = "without it" if worst.split == math.inf or not worst.unsplit else times(worst.split / worst.unsplit)
     return Signal(
         rule_id=f"parity.{named}", level="note" if shared else "error",
         finding="observed" if shared else "violates",

@@ -179,7 +179,7 @@ def _signal(
             message=f"{top.place[:120]}: {percent(top.before)} -> {percent(top.after)} of the {of}{said}{more}"[:400],
             locations=tuple(m.location for m in shown),
             measured=tuple(
-                Quantity(name=m.place[:160], value=m.after, unit="share" + (f"; {m.said}" if m.said else ""),
+                Quantity(name=m.place[:160], value=m.after, unit=_unit(m),
                          lo=m.interval[0] if m.interval else None, hi=m.interval[1] if m.interval else None)
                 for m in shown
             ),
@@ -193,6 +193,12 @@ def _signal(
             ),
         )
     ]  # fmt: skip
+
+
+def _unit(moved: Moved) -> str:
+    """What the interval is of: the same share has a narrower one inside its own process (`utilization.gil`)."""
+    level = f", {1 - ALPHA:.0%} over all places against another process" if moved.interval else ""
+    return f"share{level}" + (f"; {moved.said}" if moved.said else "")
 
 
 def _abstained(pair: Pair[Stacks], reason: str) -> Signal:
