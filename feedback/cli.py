@@ -167,7 +167,7 @@ def _explain(given: argparse.Namespace, say: Callable[[str], None], memory: Memo
 def text(comparison: Comparison, tokens: int) -> str:
     """A comparison for a terminal or a planner: the digest within its budget, then what was left out."""
     nothing = "" if comparison.uncompared else "no signals: every rule looked and found nothing to say"
-    said = (plain(comparison.uncompared), digest(comparison.signals, tokens) or nothing)
+    said = (digest(comparison.signals, tokens) or nothing, plain(comparison.uncompared))
     parts = [line for line in said if line]
     parts += _missing(comparison.unread)
     parts += [f"no counterpart on the other side: {plain(name)}" for name in comparison.unmatched[:MAX_UNREAD]]

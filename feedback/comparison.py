@@ -113,7 +113,7 @@ def _uncompared(
     read: Sequence[FileRead], observations: Sequence[Observation], two_sides: bool, n_unmatched: int
 ) -> str:
     """Why no file or measurement met its like."""
-    measured = [o for o in observations if isinstance(o, Measurement)]
+    measured = [o for o in observations if isinstance(o, Measurement) and "function" not in o.case]
     if two_sides and read and n_unmatched == len(read):
         of = [", ".join(dict.fromkeys(f.format for f in read if f.arm == arm)) for arm in ("baseline", "candidate")]
         if not all(of):

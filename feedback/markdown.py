@@ -28,6 +28,8 @@ def markdown(comparison: Comparison) -> str:
     candidate = ", ".join(safe(path.name) for path in comparison.candidate)
     title = f"{base} against {candidate}" if candidate else base
     parts = [f"### {title}", "\n".join(f"- {safe(line)}" for line in gate_lines(signals))]
+    if comparison.uncompared:
+        parts.append(safe(comparison.uncompared))
     if signals:
         parts.append(_table(signals[:MAX_ROWS]))
         if len(signals) > MAX_ROWS:

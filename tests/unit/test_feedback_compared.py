@@ -129,6 +129,12 @@ def test_other_formats_and_a_lone_file_say_that_nothing_was_compared(tmp_path: P
         assert "found nothing to say" not in said
 
 
+def test_three_first_lines_lead_though_nothing_was_compared(tmp_path: Path) -> None:
+    said = text(compare(vllm(tmp_path / "b.json", completed=8, failed=8)), 2000)
+    assert said.startswith("correct? no: ")
+    assert "nothing was compared: one side only" in said
+
+
 # What was measured.
 
 
