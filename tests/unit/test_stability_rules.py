@@ -567,6 +567,12 @@ def test_rate_in_a_judged_stage_is_left_to_what_is_measured() -> None:
     assert server_difference(rates, judged) == []
 
 
+def test_output_rate_that_fell_in_the_log_is_told() -> None:
+    signal = only(server_difference(both("engine_logs/vllm_healthy.log", "engine_logs/vllm_starved.log"), PLAIN))
+    assert signal.message.endswith("highest output rate in the log 575.9 -> 411 tokens/s")
+    assert signal.caveats == ("one server an arm: no interval, and rates of two servers differ by chance too",)
+
+
 def test_lost_hits_of_few_tokens_are_a_note() -> None:
     signal = only(cache_hits(both("metrics/llamacpp_healthy.prom", "metrics/llamacpp_starved.prom"), PLAIN))
     assert signal.level == "note"
