@@ -74,6 +74,8 @@ def run(arguments: Sequence[str], say: Callable[[str], None], memory: Memory | N
         return int(given.do(given, say, memory))
     except Unreadable as error:
         raise Wrong(str(error)) from error
+    except BrokenPipeError:  # whoever read the output went away
+        raise
     except OSError as error:
         raise Wrong(f"{error.filename or 'a path'}: {error.strerror or type(error).__name__}") from error
 
@@ -129,11 +131,15 @@ def _tokens(text: str) -> int:
 
 def _read(given: argparse.Namespace, say: Callable[[str], None], memory: Memory | None) -> int:
     found = contents(given.paths)
+    if not (found.read or found.unread):
+        raise Wrong(f"{', '.join(map(str, given.paths))}: no files there (hidden ones and links are not followed)")
     say(_json(_contents_data(found)) if given.json else _contents_text(found))
     return DONE if found.read else WRONG_USE
 
 
 def _compare(given: argparse.Namespace, say: Callable[[str], None], memory: Memory | None) -> int:
+    if given.candidate is not None and given.base.resolve() == given.candidate.resolve():
+        raise Wrong(f"BASE and CANDIDATE are both {given.base}; give one path to look at it alone")
     found = compare(given.base, given.candidate)
     if given.format == "json":
         say(_json(data(found)))

@@ -193,7 +193,7 @@ def head(signal: Signal) -> str:
 
 
 def _conclusion(signal: Signal) -> str:
-    return f"[{signal.fingerprint}] {signal.level.upper()} {signal.rule_id} {signal.finding}: {signal.message}"
+    return f"[{signal.fingerprint}] {signal.level.upper()} {signal.rule_id} {signal.finding}: {plain(signal.message)}"
 
 
 def render(signal: Signal) -> str:
@@ -288,8 +288,8 @@ def _some(texts: Sequence[str], most: int, between: str = ", ") -> str:
 
 
 def plain(text: str) -> str:
-    """Text in which nothing steers a terminal: names of kernels, threads and files are not ours."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    """Text in which nothing steers a terminal or a build log: names of kernels, threads and files are not ours."""
+    return "".join(c if c.isprintable() else " " for c in text).replace("##[", "## [")
 
 
 def place(location: Location) -> str:

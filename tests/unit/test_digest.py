@@ -263,6 +263,10 @@ def test_names_from_files_steer_no_terminal() -> None:
     assert sum(line.startswith("[") for line in text.splitlines()) == 1
 
 
+def test_nothing_commands_a_build_log() -> None:
+    assert "##[" not in render(make_signal("##[add-mask]e", reason="##[group]"))
+
+
 def test_budget_that_is_left_shows_notes_in_full() -> None:
     signals = [make_signal(f"fact {i}", locations=(CodeLocation(file=f"{i}.c"),), next=("look",)) for i in range(3)]
     full = digest(signals, 2000)

@@ -54,6 +54,27 @@ def test_read_tells_what_is_in_files() -> None:
     assert found["kinds"]["event"] > 0
 
 
+def test_one_thing_given_twice_is_no_comparison(tmp_path: Path) -> None:
+    link = tmp_path / "again.log"
+    link.symlink_to(HEALTHY)
+    for other in (HEALTHY, str(link)):
+        with pytest.raises(Wrong, match="are both"):
+            run("compare", HEALTHY, other)
+
+
+def test_a_place_without_files_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Wrong, match="no files there"):
+        run("read", str(tmp_path))
+
+
+def test_a_reader_that_went_away_is_no_broken_path() -> None:
+    def gone(text: str) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        cli.run(("read", HEALTHY), gone)
+
+
 def test_compare_prints_each_format() -> None:
     code, text = run("compare", HEALTHY, BROKEN)
     assert code == 0
@@ -88,7 +109,7 @@ def test_wrong_use_is_said(arguments: tuple[str, ...]) -> None:
 def test_nothing_readable_is_wrong_use_too() -> None:
     unknown = str(LLAMACPP / "load.jsonl")
     assert run("read", unknown)[0] == 2
-    assert run("compare", unknown, unknown)[0] == 2
+    assert run("compare", unknown, str(LLAMACPP / "scrapes.json"))[0] == 2
     code, text = run("compare", HEALTHY, unknown)
     assert code == 2
     assert "not read: load.jsonl" in text
