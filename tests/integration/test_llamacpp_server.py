@@ -93,7 +93,7 @@ def offer(arm: ServerArm, seed: int = 1, **params: Any) -> dict[str, Any]:
 
 
 def counters(arm: ServerArm) -> dict[str, float]:
-    return prometheus.samples(arm.scrape())
+    return prometheus.scrape(arm.scrape()).values
 
 
 def texts_to_tokenize() -> list[str]:
