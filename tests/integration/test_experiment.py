@@ -24,21 +24,24 @@ def test_time_that_ends_before_the_confirmation_leaves_the_first_measurement_to_
     spec, _ = load_target(source)
     repository, base, _ = Repository.create(tmp_path / "repo", source, spec.hidden)
     said: list[str] = []
-    deadline_s = time.monotonic() + 30.0
+    deadline_s = 0.0
 
     def say(text: str) -> None:
         said.append(text)
         if "confirming" in text:
             time.sleep(max(0.0, deadline_s - time.monotonic()))
 
-    lab = Lab(Site(spec, repository, {}), tmp_path / "runs", None, say, deadline_s)
+    lab = Lab(Site(spec, repository, {}), tmp_path / "runs", None, say)
     experiment = Experiment(
         id="exp_1", campaign_id="c", number=1, role="change", state=State.RUNNING, parent_commit=base,
         proposal=Proposal(hypothesis=Hypothesis(claim="one copy"), change=Change(knobs={"copies": 1})),
     )  # fmt: skip
-    outcome = conduct(lab, experiment)
-    if not any("confirming" in text for text in said):
-        pytest.skip("the machine is too busy for the first measurement to be accepted")
+    for _ in range(4):  # work that is 16 times less may stay undecided while the machine is busy, but not forever
+        deadline_s = time.monotonic() + 30.0
+        outcome = conduct(lab._replace(deadline_s=deadline_s), experiment)
+        if any("confirming" in text for text in said):
+            break
+    assert any("confirming" in text for text in said)
     assert outcome.verdict.kind is VerdictKind.INCONCLUSIVE
     assert outcome.verdict.reasons == (UNCONFIRMED,)
     assert not outcome.confirmed

@@ -182,7 +182,7 @@ def test_cause_is_strong_only_when_the_cache_was_full() -> None:
 
 def test_recompiled_function_is_located() -> None:
     signal = only(recompilation(load("candidate", "jit/torch_recompiles.txt"), PLAIN))
-    assert CodeLocation(file="/work/recompile.py", line=3, symbol="decode_step") in signal.locations
+    assert CodeLocation(file="recompile.py", line=3, symbol="decode_step") in signal.locations
     assert "size mismatch at index 0. expected 1, actual 2" in signal.message
     served = only(recompilation(load("candidate", "engine_logs/vllm_recompiles.log"), PLAIN))
     assert KernelLocation(name="_topk_kernel") in served.locations
@@ -318,11 +318,11 @@ def test_hit_rate_of_a_log_is_enough() -> None:
 
 def test_warning_that_only_the_candidate_raises_is_told_with_its_place(tmp_path: Path) -> None:
     def without(text: str) -> str:
-        return text.replace("/work/warn_demo.py:10: RuntimeWarning", "/work/warn_demo.py:10: note")
+        return text.replace("warn_demo.py:10: RuntimeWarning", "warn_demo.py:10: note")
 
     before = text_of(tmp_path, "warnings/warnings.txt", without, "baseline")
     signal = only(derive([*before, *load("candidate", "warnings/warnings.txt")], PLAIN))
-    assert signal.locations[0] == CodeLocation(file="/work/warn_demo.py", line=10)
+    assert signal.locations[0] == CodeLocation(file="warn_demo.py", line=10)
     assert "falling back to eager mode" in signal.message
     assert signal.evidence[0].line == 11
 
