@@ -81,16 +81,15 @@ class _Tally:
         if self.undecided and (engine := patterns.engine_of(self.table, text)):
             self.known, self.undecided = patterns.patterns(self.table, engine), False
         said = self.known.take_apart(text)
-        if said.at_s is not None:
-            self.start_s = said.at_s if self.start_s is None else self.start_s
-            said = said._replace(at_s=said.at_s - self.start_s)
+        if self.start_s is None:
+            self.start_s = said.at_s
         self._phase(said.text)
         if self.known.skip.match(said.text):
             return
-        if self.known.trigger.search(said.text):
+        if self.known.trigger.fits(said.text):
             self._stat(line, said)
             return
-        for pattern, row in self.known.settings if self.known.sets.search(said.text) else ():
+        for pattern, row in self.known.settings if self.known.sets.fits(said.text) else ():
             if found := pattern.search(said.text):
                 self.settings[row.name] = (f"{row.knob} = {found[1]}"[:2000], line)
         if event := self.known.classify(said.text, said.level):
@@ -98,14 +97,14 @@ class _Tally:
 
     def _phase(self, text: str) -> None:
         """When serving begins. An engine's own requests before it is ready belong to its warm-up."""
-        if self.known.ready.search(text):
+        if self.known.ready.fits(text):
             self.serving = False
             for name, what in [key for key, seen in self.seen.items() if seen.event.compiles]:
                 if not name.endswith("_warmup"):
                     late = self.seen.pop((name, what))
                     if (early := self.seen.setdefault((f"{name}_warmup", what), late)) is not late:
                         early.count += late.count
-        elif not self.serving and self.known.request.search(text):
+        elif not self.serving and self.known.request.fits(text):
             self.serving = True
 
     def _count(self, event: Event, line: int, said: Said) -> None:
@@ -125,11 +124,16 @@ class _Tally:
             for name, pattern in row.gauges.items():
                 if found := re.search(pattern, said.text):
                     value = number(found[1]) * row.scale.get(name, 1.0)
-                    self.samples.setdefault(name, _Samples()).add((said.at_s, value, line))
+                    self.samples.setdefault(name, _Samples()).add((self._at(said), value, line))
             for name, pattern in row.sums.items():
                 if found := re.search(pattern, said.text):
                     total, first = self.sums.get(name, (0.0, line))
                     self.sums[name] = (total + number(found[1]) * row.scale.get(name, 1.0), first)
+
+    def _at(self, said: Said) -> float | None:
+        """Seconds since the first time stamp."""
+        at_s = said.at_s
+        return None if at_s is None or self.start_s is None else at_s - self.start_s
 
     def events(self, path: Path, source: str, where: tuple[str, str, ArmName]) -> list[RuntimeEvent]:
         probe, stage, arm = where
@@ -145,7 +149,7 @@ class _Tally:
             said = seen.said.text[:MAX_MESSAGE]
             message = f"{seen.event.message}: {said}" if seen.event.explain else seen.event.message
             level = "note" if name.endswith("_warmup") else seen.event.level
-            found.append(made(name, seen.line, seen.count, message, seen.said.at_s, level))
+            found.append(made(name, seen.line, seen.count, message, self._at(seen.said), level))
         for name, samples in self.samples.items():
             found += [made(name, line, value, "", at_s, "note") for at_s, value, line in samples.kept]
         found += [made(name, line, total, "over the log", None, "note") for name, (total, line) in self.sums.items()]

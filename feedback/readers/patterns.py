@@ -24,6 +24,8 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from feedback.readers.literals import Screened
+
 MAX_LINE_BYTES = 1 << 14
 """vLLM prints its whole configuration in one line of some 5,000 characters."""
 MAX_MESSAGE = 240
@@ -120,35 +122,35 @@ class Patterns:
 
         events = [row for row in table.event if mine(row)]
         stats = [row for row in table.stat if mine(row)]
-        self.any = _either([row.pattern for row in events])
+        self.any = Screened([row.pattern for row in events])
         """Fits whatever one of the events fits: most lines are none."""
         self.events = [(re.compile(row.pattern), row) for row in events]
-        self.ignored = _either([row.pattern for row in table.ignore])
-        self.skip = _either([row.pattern for row in table.skip])
-        self.trigger = _either([row.trigger for row in stats])
+        self.ignored = Screened([row.pattern for row in table.ignore])
+        self.skip = re.compile("|".join(row.pattern for row in table.skip) or r"(?!)")
+        self.trigger = Screened([row.trigger for row in stats])
         self.stats = [(re.compile(row.trigger), row) for row in stats]
         settings = [row for row in table.setting if mine(row)]
-        self.sets = _either([row.pattern for row in settings])
+        self.sets = Screened([row.pattern for row in settings])
         self.settings = [(re.compile(row.pattern), row) for row in settings]
         self.engines = [row for row in table.engine if not engine or row.name == engine]
         self.prefixes = [(re.compile(row.prefix), row.clock) for row in self.engines]
-        self.ready = _either([row.ready for row in self.engines])
-        self.request = _either([row.request for row in self.engines])
+        self.ready = Screened([row.ready for row in self.engines])
+        self.request = Screened([row.request for row in self.engines])
 
     def classify(self, said: str, level: str) -> Event | None:
         """The event that a line without its prefix stands for; None for any other line."""
-        if self.any.search(said):
+        if self.any.fits(said):
             return next(row for pattern, row in self.events if pattern.search(said))
         other = OTHERS.get(level[:1])
-        return other if other and not self.ignored.search(said) else None
+        return other if other and not self.ignored.fits(said) else None
 
     def take_apart(self, text: str) -> Said:
-        """A line's message, level and time. The time is in seconds on the program's own clock."""
+        """A line's message, its level and when it was said."""
         for prefix, clock in self.prefixes:
             if (found := prefix.match(text)) and found.end():
                 groups = found.groupdict()
-                return Said(text[found.end() :], groups["level"] or "", _seconds(groups["clock"], clock))
-        return Said(text, "", None)
+                return Said(text[found.end() :], groups["level"] or "", groups["clock"] or "", clock)
+        return Said(text, "")
 
 
 class Said(NamedTuple):
@@ -156,7 +158,13 @@ class Said(NamedTuple):
 
     text: str
     level: str
-    at_s: float | None
+    stamp: str = ""
+    clock: str = ""
+
+    @property
+    def at_s(self) -> float | None:
+        """Seconds on the program's own clock; few lines are asked for it, and to read it costs as much as the rest."""
+        return _seconds(self.stamp, self.clock)
 
 
 OTHERS: dict[str, Event] = {
@@ -217,9 +225,9 @@ def _lines(file: BinaryIO) -> Iterator[str]:
             chunk = file.readline(MAX_LINE_BYTES)
 
 
-def _seconds(clock: str | None, kind: str) -> float | None:
+def _seconds(clock: str, kind: str) -> float | None:
     """Seconds of a time stamp: `0.10.614.234` is minutes, seconds, milli- and microseconds; a `day` has no year."""
-    if clock is None:
+    if not clock:
         return None
     parts = [int(part) for part in re.findall(r"\d{1,9}", clock)]
     try:
@@ -230,12 +238,3 @@ def _seconds(clock: str | None, kind: str) -> float | None:
         return datetime(year, *rest[:5], tzinfo=UTC).timestamp()  # type: ignore[arg-type,misc]
     except (ValueError, TypeError, OverflowError):
         return None
-
-
-def _either(choices: list[str]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{_unnamed(choice)})" for choice in choices) or r"(?!)")
-
-
-def _unnamed(pattern: str) -> str:
-    """The pattern without group names, which may stand only once in a regular expression."""
-    return re.sub(r"\(\?P<\w+>", "(?:", pattern)
