@@ -2,7 +2,8 @@
 
 Each side is a file of any known format, a directory of such files, or a run directory. Two sides are read as
 baseline and candidate. A run directory holds both arms; given as one of two sides it stands for its candidate, and
-given alone it is compared with itself. A single file alone is looked at for what is wrong in it.
+given alone it is compared with itself. A single file alone is looked at for what is wrong in it; of one with exactly
+two commands (hyperfine) the second is compared with the first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from feedback.criteria import Criteria
 from feedback.inventory import FileRead, Listing, NotRead, contents, file_read, listing, observe
-from feedback.matching import match, one_case, renumbered
+from feedback.matching import match, one_case, renumbered, two_commands
 from feedback.observations import Measurement, Observation
 from feedback.ranking import rank
 from feedback.rules.cases import key, text
@@ -55,7 +56,7 @@ def compare(base: Path | Sequence[Path], candidate: Path | Sequence[Path] | None
     if before == after or not after:
         return _alone(before)
     sides: dict[ArmName, Listing] = {"baseline": _side(listing(before)), "candidate": _side(listing(after))}
-    probes, pooled = match(sides["baseline"].entries, sides["candidate"].entries)
+    probes, pooled, in_turn = match(sides["baseline"].entries, sides["candidate"].entries)
     units: dict[tuple[str, str], int] = {}
     observations: list[Observation] = []
     read: list[FileRead] = []
@@ -73,7 +74,7 @@ def compare(base: Path | Sequence[Path], candidate: Path | Sequence[Path] | None
                 continue
             mine = _moved(_of_one_arm(got, entry.recorded), arm)
             if entry.path in pooled:
-                mine = renumbered(mine, units)
+                mine = renumbered(mine, units, entry.path in in_turn)
             observations += mine
             read.append(file_read(entry, mine, arm))
             if probe is None:
@@ -88,9 +89,10 @@ def _paths(given: Path | Sequence[Path] | None) -> tuple[Path, ...]:
 
 
 def _alone(paths: tuple[Path, ...]) -> Comparison:
-    """One side: the arms as its files say them."""
+    """One side: the arms as its files say them; of a file with two commands, the first and the second."""
     found = contents(paths)
-    return _concluded(paths, (), found.observations, found.read, found.unread, [])
+    commands = [file.probe for file in found.read if file.format == "hyperfine"]
+    return _concluded(paths, (), two_commands(found.observations, commands), found.read, found.unread, [])
 
 
 def _concluded(

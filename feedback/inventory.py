@@ -20,7 +20,9 @@ from feedback.spans import Spans, Stacks
 from sandboxes.results import ArmName, Record, Run
 
 MAX_FILES = 256
-"""Files of one directory that are read; the rest is reported."""
+"""Files of one directory that are read; a directory that holds more of known formats is reported."""
+MAX_LOOKED_AT = 4096
+"""Files of one directory whose beginning is looked at."""
 KINDS = ("measurement", "test", "parity", "event", "spans", "stacks")
 
 
@@ -60,6 +62,8 @@ class Entry(NamedTuple):
     """As a run directory recorded it; None for a file that says it itself, or whose side decides."""
     recorded: bool = False
     """Whether a run directory lists it."""
+    written_s: float = 0.0
+    """When the file was last written, in seconds since 1970; 0 for one that a run directory lists."""
 
 
 class Listing(NamedTuple):
@@ -162,11 +166,12 @@ def _artefacts(run: Run, entries: list[Entry], unread: list[NotRead]) -> None:
 
 
 def _directory(directory: Path, entries: list[Entry], unread: list[NotRead]) -> None:
-    files = _files(directory)
-    for n, path in enumerate(files):
-        if n == MAX_FILES:
-            reason = f"holds more than {MAX_FILES} files; name those that matter"
-            unread.append(NotRead(path=directory, name=directory.name, reason=reason))
+    first = len(entries)
+    for n, path in enumerate(_files(directory)):
+        if len(entries) - first == MAX_FILES or n == MAX_LOOKED_AT:
+            seen = f"{MAX_FILES} files of known formats" if n < MAX_LOOKED_AT else f"{MAX_LOOKED_AT} files"
+            reason = f"holds more than {seen}; those after {path.name} were left out: name those that matter"
+            unread.insert(0, NotRead(path=directory, name=directory.name, reason=reason[:400]))
             return
         _add(path, path.relative_to(directory).as_posix(), entries, unread, "no known format")
 
@@ -187,9 +192,10 @@ def _add(path: Path, name: str, entries: list[Entry], unread: list[NotRead], unk
         unread.append(NotRead(path=path.parent, name=shown, reason="its name is not valid UTF-8 text"))
         return
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise Unreadable(path, 0, "not a regular file")
-        entries.append(Entry(path, name, formats.detect(path), probe=name))
+        entries.append(Entry(path, name, formats.detect(path), probe=name, written_s=status.st_mtime))
     except Unreadable as error:
         unread.append(NotRead(path=path, name=name, reason=unknown or error.reason, line=error.line))
     except OSError as error:

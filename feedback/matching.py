@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -17,6 +18,11 @@ POOLED = frozenset(
     }
 )  # fmt: skip
 """Formats of which one file is one or more whole runs of a benchmark, so that several are more of the same."""
+
+LEAST_TURNS = 3
+"""Files a side."""
+LEAST_APART_S = 0.05
+"""Between two files that runs wrote; a copy or a checkout writes them at once."""
 
 _NUMBER = re.compile(r"\d+")
 _CONDITION = re.compile(
@@ -32,6 +38,8 @@ class Matched(NamedTuple):
     """Under which probe each file is compared, of those that have a counterpart."""
     pooled: frozenset[Path]
     """Files that are one of several repetitions."""
+    in_turn: frozenset[Path]
+    """Files of repetitions that were written by turns, one of each side in every two."""
 
 
 def match(before: Sequence[Entry], after: Sequence[Entry]) -> Matched:
@@ -41,6 +49,7 @@ def match(before: Sequence[Entry], after: Sequence[Entry]) -> Matched:
     each side, those belong together."""
     probes: dict[Path, str] = {}
     pooled: set[Path] = set()
+    in_turn: set[Path] = set()
     for format in dict.fromkeys(e.format.name for e in before):
         rest = [[e for e in side if e.format.name == format] for side in (before, after)]
         groups: list[tuple[str, list[Entry], list[Entry]]] = []
@@ -63,10 +72,14 @@ def match(before: Sequence[Entry], after: Sequence[Entry]) -> Matched:
         for probe, mine, theirs in groups:
             probes |= dict.fromkeys((e.path for e in (*mine, *theirs)), probe)
             pooled |= {e.path for side in (mine, theirs) if len(side) > 1 for e in side}
-    return Matched(probes, frozenset(pooled))
+            if _by_turns(mine, theirs):
+                in_turn |= {e.path for e in (*mine, *theirs)}
+    return Matched(probes, frozenset(pooled), frozenset(in_turn))
 
 
-def renumbered(observations: Iterable[Observation], units: dict[tuple[str, str], int]) -> list[Observation]:
+def renumbered(
+    observations: Iterable[Observation], units: dict[tuple[str, str], int], in_turn: bool
+) -> list[Observation]:
     """The same with processes of their own: numbered on from those that `units` counts by probe and arm, which is
     brought forward."""
     found = list(observations)
@@ -75,7 +88,7 @@ def renumbered(observations: Iterable[Observation], units: dict[tuple[str, str],
     for m in measured:
         units[m.probe, m.arm] = max(units.get((m.probe, m.arm), 0), first[m.probe, m.arm] + m.pair + 1)
     return [
-        o.model_copy(update={"pair": first[o.probe, o.arm] + o.pair, "paired": False})
+        o.model_copy(update={"pair": first[o.probe, o.arm] + o.pair, "paired": False, "in_turn": in_turn})
         if isinstance(o, Measurement)
         else o
         for o in found
@@ -103,6 +116,28 @@ def one_case(observations: Sequence[Observation]) -> list[Observation]:
     ]
 
 
+def two_commands(observations: Sequence[Observation], probes: Collection[str]) -> list[Observation]:
+    """Where one of these probes has exactly two benchmarks that differ in nothing but their names, and no second
+    arm: the first as baseline, the second as candidate, under one name."""
+    found = list(observations)
+    for probe in probes:
+        mine = [o for o in found if isinstance(o, Measurement) and o.probe == probe]
+        cases = list({tuple(sorted(m.case.items())): m.case for m in mine}.values())
+        if len({m.arm for m in mine}) != 1 or len(cases) != 2 or _unnamed(cases[0]) != _unnamed(cases[1]):
+            continue
+        names = [case.get("benchmark") for case in cases]
+        arms = {names[0]: "baseline", names[1]: "candidate"}
+        found = [
+            o.model_copy(update={
+                "arm": arms[o.case["benchmark"]], "case": {**o.case, "benchmark": f"{names[0]} -> {names[1]}"}
+            })
+            if isinstance(o, Measurement) and o.probe == probe
+            else o
+            for o in found
+        ]  # fmt: skip
+    return found
+
+
 def _unnamed(case: Mapping[str, object]) -> dict[str, object]:
     return {k: v for k, v in case.items() if k != "benchmark"}
 
@@ -117,6 +152,15 @@ def _repeated(mine: Sequence[Entry], theirs: Sequence[Entry]) -> bool:
         return False
     names = [{e.name for e in side} for side in (mine, theirs)]
     return not names[0] & names[1] or any(_running(of) for of in names)
+
+
+def _by_turns(mine: Sequence[Entry], theirs: Sequence[Entry]) -> bool:
+    """Whether the files were written by turns, A B B A or A B A B, by runs and not by a copy of them."""
+    if len(mine) != len(theirs) or len(mine) < LEAST_TURNS:
+        return False
+    written = sorted([*((e.written_s, 0) for e in mine), *((e.written_s, 1) for e in theirs)])
+    apart = all(b[0] - a[0] >= LEAST_APART_S for a, b in pairwise(written))
+    return apart and all({a[1], b[1]} == {0, 1} for a, b in zip(written[::2], written[1::2], strict=True))
 
 
 def _running(names: set[str]) -> bool:

@@ -43,6 +43,8 @@ class Measurement(Record):
     """Whether this pair was contended and repeated; kept as a record, never used as a unit."""
     paired: bool = True
     """Whether the arms were interleaved; False for a file that holds one arm alone."""
+    in_turn: bool = False
+    """Whether unpaired processes of both arms took turns, so that what drifts meets both."""
     case: dict[str, Scalar] = {}
     """What was measured: the benchmark's name under `benchmark`, its shapes and parameters, `function`."""
     warmup: bool = False

@@ -63,7 +63,7 @@ class Screened:
         needs = {choice: needed(choice) for choice in choices}
         self._texts = tuple(dict.fromkeys(text for texts in needs.values() for text in texts))
         self._always = _either([choice for choice, texts in needs.items() if not texts])
-        self._pattern = _either(choices)
+        self._pattern = _either(choices) or re.compile(r"(?!)")
 
     def fits(self, text: str) -> bool:
         """Whether one of the patterns is found in `text`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,3 +103,55 @@ def test_one_command_on_each_side_is_one_case_whatever_its_name(tmp_path: Path) 
     (signal,) = compare(old, new).signals
     assert signal.finding == "better"
     assert "./old -> ./new" in signal.message
+
+
+def written(path: Path, at_s: float) -> None:
+    os.utime(path, (at_s, at_s))
+
+
+def by_turns(tmp_path: Path, order: str, apart_s: float) -> tuple[Path, Path]:
+    """Recorded runs 8 % apart in all cases, written in that order."""
+    data = json.loads(RMS_NORM.read_text())
+    count = {"a": 0, "b": 0}
+    for n, side in enumerate(order):
+        path = tmp_path / side / f"run{count[side]}.json"
+        path.parent.mkdir(exist_ok=True)
+        factor = (1.08 if side == "b" else 1.0) * (1 + 0.001 * (n % 3))
+        for one in data["benchmarks"]:
+            one["stats"]["data"] = [factor * float(len(one["name"]))] * 5
+        path.write_text(json.dumps(data))
+        written(path, 1.7e9 + n * apart_s)
+        count[side] += 1
+    return tmp_path / "a", tmp_path / "b"
+
+
+@pytest.mark.parametrize("order", ["abbaabba", "abababab", "ababbaba"])
+def test_runs_written_by_turns_are_no_machine_state(tmp_path: Path, order: str) -> None:
+    signals = compare(*by_turns(tmp_path, order, apart_s=2.0)).signals
+    found = slower(signals)
+    assert len(found) > 1
+    assert not any(s.caveats for s in found)
+    assert all(s.effect is not None and s.effect.n_units == 4 for s in found)
+
+
+@pytest.mark.parametrize(("order", "apart_s"), [("aaaabbbb", 2.0), ("aabbbbaa", 2.0), ("abbaabba", 0.001)])
+def test_runs_one_side_after_the_other_may_be_the_machine(tmp_path: Path, order: str, apart_s: float) -> None:
+    signals = compare(*by_turns(tmp_path, order, apart_s)).signals
+    assert not slower(signals)
+    whole = next(s for s in signals if s.rule_id == "performance.bench_table")
+    assert whole.finding == "inconclusive"
+    assert "in turn" in whole.next[0]
+
+
+def test_the_second_of_two_commands_is_compared_with_the_first(tmp_path: Path) -> None:
+    both = hyperfine(tmp_path / "both.json", {"./old": 1.0, "./new": 0.5})
+    found = compare(both)
+    (signal,) = [s for s in found.signals if s.rule_id == "performance.case_delta"]
+    assert signal.finding == "better"
+    assert "./old -> ./new" in signal.message
+    assert not found.uncompared
+
+
+def test_three_commands_of_a_file_stay_side_by_side(tmp_path: Path) -> None:
+    found = compare(hyperfine(tmp_path / "three.json", {"./a": 1.0, "./b": 0.5, "./c": 0.7}))
+    assert "nothing was compared" in found.uncompared

@@ -71,7 +71,7 @@ def only(signals: Sequence[Signal]) -> Signal:
 # performance.case_delta and performance.bench_table
 
 
-@pytest.mark.parametrize(("ratio", "finding", "level"), [(0.8, "better", "note"), (1.25, "worse", "warning")])
+@pytest.mark.parametrize(("ratio", "finding", "level"), [(0.6, "better", "note"), (1.5, "worse", "warning")])
 def test_case_that_changed_has_an_effect_with_an_interval(ratio: float, finding: str, level: str) -> None:
     signal = only(by_case(both(ratio), PLAIN))
     assert (signal.rule_id, signal.finding, signal.level) == ("performance.case_delta", finding, level)
@@ -128,6 +128,15 @@ def test_cases_that_all_moved_by_one_factor_are_the_machine_until_shown_otherwis
     assert (whole.rule_id, whole.finding) == ("performance.bench_table", "inconclusive")
     assert "all moved together" in whole.message
     assert "another state" in whole.causes[0].text
+
+
+@pytest.mark.parametrize("ratio", [0.85, 1.1])
+def test_so_is_the_only_case_that_moved_by_as_little(ratio: float) -> None:
+    signal = only(by_case(both(ratio), PLAIN))
+    assert (signal.rule_id, signal.finding) == ("performance.bench_table", "inconclusive")
+    assert "as when the machine's clock" in signal.message
+    in_turn = [m.model_copy(update={"in_turn": True}) for m in both(ratio)]
+    assert only(by_case(in_turn, PLAIN)).rule_id == "performance.case_delta"
 
 
 def test_large_common_gain_is_no_machine_state() -> None:

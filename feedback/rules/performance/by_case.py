@@ -48,9 +48,10 @@ def by_case(observations: Sequence[Observation], criteria: Criteria) -> list[Sig
     for probe, metric in dict.fromkeys((c.probe, c.metric) for c in compared):
         cases = [c for c in compared if (c.probe, c.metric) == (probe, metric)]
         named = sorted((c for c in cases if c.found in ("better", "worse")), key=lambda c: -abs(c.gain))
-        if not _one_factor(cases):
+        together = _one_factor(cases)
+        if not together:
             signals += [_case(c, criteria) for c in named[:MAX_NAMED]]
-        if len(cases) > 1 or not named:
+        if len(cases) > 1 or together or not named:
             signals.append(_table(cases, criteria))
     return signals
 
@@ -64,7 +65,7 @@ def _case(c: Compared, criteria: Criteria) -> Signal:
         finding="better" if c.found == "better" else "worse",
         message=f"{text(c.case)}: {c.metric} {effect.improvement:+.1%} [{lo:+.1%}, {hi:+.1%}]: {c.found}"[:400],
         locations=where(criteria, c.probe, InputLocation(condition=c.case)),
-        effect=effect, caveats=() if c.paired else (_APART,), evidence=evidence(c.facts), subject=_subject(c),
+        effect=effect, caveats=() if c.interleaved else (_APART,), evidence=evidence(c.facts), subject=_subject(c),
         next=("profile this case in both arms and compare the hot lines",) if c.found == "worse" else (),
     )  # fmt: skip
 
@@ -73,9 +74,9 @@ _APART = "the arms were measured one after the other: what drifted in between is
 
 
 def _one_factor(cases: Sequence[Compared]) -> bool:
-    """Whether all cases moved together by about one factor that a machine's state explains as well."""
+    """Whether all cases, or the only one, moved by about one factor that a machine's state explains as well."""
     moved = [c.difference.mean for c in cases if c.difference is not None]
-    if len(moved) < 4 or any(c.paired for c in cases) or all(c.found in ("same", "undecided") for c in cases):
+    if not moved or any(c.interleaved for c in cases) or all(c.found in ("same", "undecided") for c in cases):
         return False
     return pstdev(moved) < ONE_FACTOR * abs(fmean(moved)) and abs(fmean(moved)) < MAX_MACHINE
 
@@ -91,8 +92,7 @@ def _table(cases: Sequence[Compared], criteria: Criteria) -> Signal:
     if n > 1 and known:
         said += f"; geometric mean x{mean:.3g}"
     if len(of["same"]) == n:
-        lo, hi = (f([r[i] for r in map(_relative, cases)]) for i, f in ((0, min), (1, max)))
-        said += f", within {lo:+.1%}..{hi:+.1%}"
+        said += f", within {_relative_range(cases)}"
     mixed = bool(of["better"] and of["worse"])
     if mixed:
         said += f" hides {_extreme(of['better'], 1)} and {_extreme(of['worse'], -1)}"
@@ -101,7 +101,8 @@ def _table(cases: Sequence[Compared], criteria: Criteria) -> Signal:
         said += f"; {conditions}"
     together = _one_factor(cases)
     if together:
-        said += "; all moved together, as when the machine's clock or load changed"
+        moved = "all moved together" if n > 1 else f"it moved by {_relative_range(cases)}"
+        said += f"; {moved}, as when the machine's clock or load changed"
     reasons = list(dict.fromkeys(x.reason for x in of["undecided"]))
     undecided = not decided or together
     shown = [x for x in cases if math.isfinite(x.baseline) and (together or x.found in ("undecided", "same"))][
@@ -117,12 +118,12 @@ def _table(cases: Sequence[Compared], criteria: Criteria) -> Signal:
                   *_quantities(shown, n, "candidate")),
         expected=(*((Quantity(name="geometric mean of ratios", value=1.0),) if n > 1 and known else ()),
                   *_quantities(shown, n, "baseline")),
-        caveats=() if c.paired else (_APART,),
+        caveats=() if c.interleaved else (_APART,),
         causes=(
             Cause(text="the machine was in another state, not the change", refutable_by="measure interleaved"),
         ) if together else (),
         evidence=evidence(x.facts[0] for x in cases),
-        next=_next(of["undecided"], c.paired, together),
+        next=_next(of["undecided"], c.interleaved, together),
     )  # fmt: skip
 
 
@@ -156,6 +157,11 @@ def _relative(c: Compared) -> tuple[float, float]:
     return (exp(i.lo) - 1, exp(i.hi) - 1) if c.direction == "maximize" else (1 - exp(i.hi), 1 - exp(i.lo))
 
 
+def _relative_range(cases: Sequence[Compared]) -> str:
+    lo, hi = (f([r[i] for r in map(_relative, cases)]) for i, f in ((0, min), (1, max)))
+    return f"{lo:+.1%}..{hi:+.1%}"
+
+
 def _quantities(cases: Sequence[Compared], all_cases: int, arm: Literal["baseline", "candidate"]) -> list[Quantity]:
     """The medians of an arm by metric, and by case where there are several."""
     return [
@@ -179,9 +185,9 @@ def _extreme(cases: Sequence[Compared], sign: int) -> str:
     return f"{x.gain:+.0%} at {text(x.case)}"
 
 
-def _next(undecided: Sequence[Compared], paired: bool, together: bool) -> tuple[str, ...]:
+def _next(undecided: Sequence[Compared], interleaved: bool, together: bool) -> tuple[str, ...]:
     if together:
-        return ("run the arms interleaved, A B B A, in fresh processes: what drifts then meets both",)
-    if not paired and any(x.n_units < MIN_UNITS for x in undecided):
+        return ("run the arms in turn, A B B A, one file a process: what drifts then meets both",)
+    if not interleaved and any(x.n_units < MIN_UNITS for x in undecided):
         return ("run each case in at least 5 fresh processes an arm, the arms interleaved",)
     return ("more fresh processes of the undecided cases only",) if undecided else ()

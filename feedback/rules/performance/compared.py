@@ -33,6 +33,8 @@ class Compared(NamedTuple):
     case: dict[str, Scalar]
     direction: Direction
     paired: bool
+    interleaved: bool
+    """Whether the arms were, in one process pair or in turn."""
     difference: Difference | None
     """None where there are too few units, or impossible values; `reason` says which."""
     reason: str
@@ -120,7 +122,7 @@ def _compare(probe: str, metric: str, of: Sequence[Measurement], stage: str) -> 
         else:
             reason = f"{n_units} fresh processes an arm; {MIN_UNITS} are the least, 5 are better"
     return Compared(
-        probe, metric, facts[0].case, direction, paired, difference, reason,
+        probe, metric, facts[0].case, direction, paired, paired or all(m.in_turn for m in of), difference, reason,
         middle["baseline"], middle["candidate"], n_units, len(of), facts,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from feedback.criteria import Criteria
 from feedback.observations import Measurement, Observation, Scalar
 from feedback.rules import rule
-from feedback.rules.cases import Key, evidence, key, number, parameters, text, where
+from feedback.rules.cases import Key, evidence, key, number, parameters, text, times, where
 from feedback.rules.performance.compared import is_time
 from feedback.signals import Cause, InputLocation, Quantity, Signal
 from feedback.stats import discoveries
@@ -213,7 +213,7 @@ def _roofline(probe: str, of: Sequence[Roof], criteria: Criteria) -> Signal:
             next=("measure the peaks again: the maximum of 5 spaced runs on a quiet machine, for each cache level",),
         )  # fmt: skip
     done = worst.attained >= 0.95
-    headroom = "nothing left to gain" if done else f"at most {1 / worst.attained:.3g}x to gain"
+    headroom = "nothing left to gain" if done else f"at most {times(1 / worst.attained)} to gain"
     return Signal(
         rule_id="performance.roofline", level="note", finding="observed",
         message=f"{probe}: {worst.attained:.0%} of the {worst.bound} limit at {text(_shape(worst.case))} ({headroom}); "

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from feedback.criteria import Criteria
 from feedback.observations import Measurement, Observation, Scalar
 from feedback.rules import rule
-from feedback.rules.cases import Key, evidence, key, text, where
+from feedback.rules.cases import Key, evidence, key, text, times, where
 from feedback.rules.performance.compared import is_time, process_medians
 from feedback.signals import Cause, InputLocation, Quantity, Signal
 from feedback.stats import at_least, trend
@@ -88,7 +88,7 @@ def slow_starts(observations: Sequence[Observation], criteria: Criteria) -> list
             Signal(
                 rule_id="performance.warm_up", level="warning" if one else "note", finding="observed", subject=probe,
                 message=f"{probe}: {len(slow)} of {len(of_probe)} series start slowly{one}; worst {text(worst.case)}: "
-                f"first {n} round{'s' if n > 1 else ''} {excess:.3g}x the later ones"[:400],
+                f"first {n} round{'s' if n > 1 else ''} {times(excess)} the later ones"[:400],
                 locations=where(criteria, probe, InputLocation(condition=worst.case)),
                 measured=(Quantity(name="first rounds / later rounds", value=excess),),
                 expected=(Quantity(name="first rounds / later rounds", value=1.0),),
