@@ -120,10 +120,10 @@ def test_cases_that_are_gone_or_new_are_named(tmp_path: Path) -> None:
 
 
 def test_other_formats_and_a_lone_file_say_that_nothing_was_compared(tmp_path: Path) -> None:
-    both = hyperfine(tmp_path / "a.json", {"./old": 1.0, "./new": 0.7})
+    three = hyperfine(tmp_path / "a.json", {"./old": 1.0, "./new": 0.7, "./newer": 0.6})
     for said, words in (
-        (text(compare(both, SUMMARY), 2000), "no format in common (baseline hyperfine; candidate vllm_bench)"),
-        (text(compare(both), 2000), "one side only, with 2 cases (./old, ./new)"),
+        (text(compare(three, SUMMARY), 2000), "no format in common (baseline hyperfine; candidate vllm_bench)"),
+        (text(compare(three), 2000), "one side only, with 3 cases (./old, ./new, ./newer)"),
     ):
         assert said.startswith("nothing was compared: " + words)
         assert "found nothing to say" not in said
