@@ -42,6 +42,8 @@ class Criteria(Record):
     changed: tuple[Location, ...]
     """Where the change acts: its knobs and files."""
     stage: str = "screen"
+    question: str = ""
+    """What an investigation of one arm asks; empty for a comparison."""
 
     @property
     def judged(self) -> tuple[MetricCriterion, ...]:

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from feedback.observations import Scalar
 from infra_agent import packages
 from infra_agent.errors import InfraAgentError
 from infra_agent.target import Probe, TargetSpec
@@ -58,6 +59,8 @@ class Stage(Record):
     may_give_up: bool = True
     """Whether it may end once a gain that counts has become improbable; a comparison that is reported for its
     interval goes on."""
+    investigates: bool = False
+    """Whether only the parent is looked at, under conditions of somebody's choice: its failure is an answer then."""
 
 
 class Bench:
@@ -73,6 +76,12 @@ class Bench:
         self.site = site
         self.seconds_left = seconds_left
         self.stage = stage
+        self.arms = ("candidate",) if stage.investigates else ARMS
+        """The arms that a probe runs which does not need both."""
+        self.point: int | None = None
+        """Which point of an investigation is measured."""
+        self.case: dict[str, Scalar] = {}
+        """What was chosen at that point."""
         self.run_directory = run_directory
         self.steps: list[StepResult] = []
         self.artefacts: list[Artefact] = []
@@ -164,7 +173,7 @@ class Bench:
 
     def fail(self, arm: ArmName, message: str) -> NoReturn:
         """End the stage: the candidate's failure is data, the baseline's is not."""
-        if arm == "candidate" and self.stage.candidate != self.stage.baseline:
+        if self.stage.investigates or (arm == "candidate" and self.stage.candidate != self.stage.baseline):
             raise CandidateFailed(message)
         self.record().save()  # what the failed process said
         raise BaselineFailed(
@@ -183,7 +192,8 @@ class Bench:
 
     def file(self, probe: Probe, rest: str) -> str:
         """Name of a file of this stage and probe in the run directory."""
-        return f"{self.stage.name}-{probe.name}-{rest}" if "." in rest else f"{self.stage.name}-{probe.name}.{rest}"
+        name = f"{self.stage.name}-{probe.name}" + ("" if self.point is None else f"-{self.point}")
+        return f"{name}-{rest}" if "." in rest else f"{name}.{rest}"
 
     def append(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Add JSON lines to a file of the run. A run that is cut off is measured anew, so nothing waits for the

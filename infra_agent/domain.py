@@ -35,7 +35,7 @@ class Prediction(Record):
 
 
 class Hypothesis(Record):
-    """A claim with its mechanism, place, question and predicted effect."""
+    """A claim with its mechanism, place, question, evidence and predicted effect."""
 
     claim: str = Field(min_length=1, max_length=2000)
     mechanism: str = ""
@@ -45,6 +45,8 @@ class Hypothesis(Record):
     lever_family: str = "launch parameters"
     predicted: Prediction | None = None
     falsifier: str = ""
+    evidence: tuple[str, ...] = ()
+    """What it rests on: ids of signals, `#3` for an experiment, `path:line` for code."""
 
 
 class Change(Record):
@@ -62,12 +64,17 @@ class Change(Record):
 
 
 class Proposal(Record):
-    """A hypothesis, the change that tests it and the probe that answers its question."""
+    """A hypothesis, the change that tests it and the probe that answers its question. An investigation has no
+    change: it runs the probe on the parent."""
 
     hypothesis: Hypothesis
     change: Change
     probe: str = ""
     """Name of the probe that answers the question; empty means the objective's probe."""
+    params: dict[str, tuple[Scalar, ...]] = {}
+    """Of an investigation: the values that the probe's parameters take, every combination of them."""
+    planner: str = ""
+    """Which planner proposed it, where several share a campaign."""
 
 
 class State(StrEnum):
@@ -87,12 +94,13 @@ class State(StrEnum):
         return self in (State.COMPLETE, State.PRUNED)
 
 
-Role = Literal["baseline", "change", "final", "control"]
+Role = Literal["baseline", "investigation", "change", "final", "control", "layer"]
 
 
 class Experiment(Record):
-    """One change measured against its parent, or one of the campaign's own measurements: the baseline against
-    itself, the final result against the original, the final result against a control arm."""
+    """One change measured against its parent, an investigation of the parent, or one of the campaign's own
+    measurements: the baseline against itself, the final result against the original, against a control arm, and
+    against itself without one of its layers."""
 
     id: str
     campaign_id: str
@@ -145,6 +153,12 @@ class Budget(Record):
 
     experiments: int = Field(default=20, ge=1, le=10_000)
     minutes: float | None = Field(default=None, gt=0, le=1_000_000)
+    tokens: int | None = Field(default=None, ge=1)
+    """Of models: prompts and completions together."""
+    dollars: float | None = Field(default=None, gt=0)
+    """For models, by the price table."""
+    accelerator_s: float | None = Field(default=None, gt=0)
+    """Sandboxed time multiplied with the accelerators that the target needs."""
 
 
 class CampaignSpec(Record):

@@ -5,11 +5,9 @@ A candidate that fails ends as a verdict; a platform that fails raises.
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ from feedback import stats
 from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Measurement, Observation, Scalar
 from feedback.readers.run import read_artefact, steps
+from feedback.rules.cases import text
 from feedback.rules.derive import derive
 from feedback.signals import CodeLocation, Location, ParamLocation, Signal
 from feedback.stats import Finding
@@ -24,6 +23,7 @@ from feedback.verdict import Verdict, VerdictKind, judge
 from infra_agent.bench import Bench, CandidateFailed, Site, Stage
 from infra_agent.domain import Experiment, NoiseUnits, Outcome, Proposal, State
 from infra_agent.errors import TargetInvalid
+from infra_agent.investigation import points
 from infra_agent.launch import read_knobs, rewrite
 from infra_agent.policy import SCREEN_ALPHA, confirm_alpha
 from infra_agent.probes import run_probe
@@ -37,13 +37,6 @@ from infra_agent.target import (
 )
 from sandboxes.results import Artefact
 from sandboxes.workspace import PatchRefused, protect
-
-NOISE_MAX_AGE = timedelta(days=7)
-"""A noise floor older than this is measured anew."""
-
-
-NOISE_RUN = "noise"
-"""Run directory of A/A pairs that belong to no experiment."""
 
 SCREEN_SHARE = 0.55
 """Part of the time left that a first measurement may take: an accept without time to confirm it is worth nothing."""
@@ -153,6 +146,48 @@ def compare(lab: Lab, experiment: Experiment, baseline: str, candidate: str, pai
     measured = measure(lab, stage, directory, changed, SCREEN_ALPHA, None, gates=is_baseline)
     patch = "" if is_baseline else lab.site.repository.diff(baseline, candidate)
     return _outcome(lab, [measured], judge(measured.signals), candidate, patch, False, directory)
+
+
+INVESTIGATION_PAIRS = 2
+"""Fresh pairs a point: four processes of the parent, enough to see how far they differ."""
+
+
+def investigate(lab: Lab, experiment: Experiment) -> Outcome:
+    """Run one probe on the parent under chosen parameters, to answer a question. What fails there is an answer.
+
+    Raises SandboxError and other platform failures, and InvestigationRefused for what can't be asked.
+    """
+    proposal, parent = experiment.proposal, experiment.parent_commit
+    asked = points(lab.spec, proposal.probe, proposal.params)
+    directory = lab.runs / experiment.id
+    shutil.rmtree(directory, ignore_errors=True)
+    stage = Stage(
+        name="screen", baseline=parent, candidate=parent, seed=_seed(experiment, 0), pairs=INVESTIGATION_PAIRS,
+        may_give_up=False, investigates=True,
+    )  # fmt: skip
+    builds = [p for p in lab.spec.shown_probes if p.kind == "build" and p.name != proposal.probe]
+    failed = False
+    with Bench(lab.site, stage, directory, lab.seconds_left) as bench:
+        try:
+            for build in builds:
+                run_probe(bench, build)
+            for number, point in enumerate(asked):
+                lab.say(f"investigation: {proposal.probe} {text(point.case) if point.case else ''}".rstrip())
+                bench.point, bench.case = (number, point.case) if len(asked) > 1 else (None, point.case)
+                run_probe(bench, point.probe)
+        except CandidateFailed:
+            failed = True
+        observations = [*steps(bench.steps)]
+        for artefact in bench.artefacts:
+            if (directory / artefact.path).exists():
+                observations += read_artefact(directory, artefact)
+        bench.record().save()
+    asked_of = CodeLocation(file="the parent", symbol=proposal.probe)
+    criteria = Criteria(changed=(asked_of,), question=proposal.hypothesis.question or proposal.hypothesis.claim)
+    signals = derive(observations, criteria)
+    said = "could not be measured there: see the signals" if failed else f"{len(asked)} measured"
+    verdict = Verdict(kind=VerdictKind.INCONCLUSIVE, reasons=(f"an investigation judges nothing; {said}",))
+    return _outcome(lab, [Measured(signals, observations, bench, failed)], verdict, parent, "", False, directory)
 
 
 class Candidate(NamedTuple):
@@ -403,29 +438,3 @@ def _refused(experiment: Experiment, signal: Signal) -> Outcome:
 def _seed(experiment: Experiment, stage: int) -> int:
     """Fresh for every experiment and stage, the same when a cut-off one is measured again."""
     return (experiment.number * 7919 + stage * 104_729 + sum(experiment.campaign_id.encode())) & 0x7FFFFFFF
-
-
-def measure_noise(lab: Lab, base: str, pairs: int, host_fingerprint: str) -> NoiseUnits:
-    """A/A pairs of the objective: builds and the objective's probe only, baseline against itself."""
-    stage = Stage(name="screen", baseline=base, candidate=base, seed=time.time_ns() & 0x7FFFFFFF, pairs=pairs)
-    place = (CodeLocation(file="the whole target", symbol="baseline"),)
-    measured = measure(lab, stage, lab.runs / NOISE_RUN, place, SCREEN_ALPHA, None, gates=False)
-    objective = lab.spec.objective
-    samples = [o for o in measured.observations if isinstance(o, Measurement)]
-    units = stats.paired_units(samples, objective.metric).values
-    return NoiseUnits(
-        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=lab.spec.noise_probe,
-        metric=objective.metric, direction=objective.direction, units=units,
-    )  # fmt: skip
-
-
-def noise_units(lab: Lab, outcome: Outcome, host_fingerprint: str) -> NoiseUnits | None:
-    """The A/A units of a baseline measurement, for the host's noise floor."""
-    objective = lab.spec.objective
-    units = stats.paired_units(outcome.samples, objective.metric).values
-    if not units or not all(math.isfinite(u) for u in units):
-        return None
-    return NoiseUnits(
-        host_fingerprint=host_fingerprint, target_name=lab.spec.name, probe=lab.spec.noise_probe,
-        metric=objective.metric, direction=objective.direction, units=units,
-    )  # fmt: skip

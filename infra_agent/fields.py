@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -58,3 +58,16 @@ EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Version = Annotated[Literal[1], BeforeValidator(_version)]
 Key = Annotated[str, AfterValidator(_dotted)]
 """Where a value stands in a TOML file."""
+
+LeverFamily = Literal[
+    "launch parameters",
+    "batching and scheduling",
+    "memory and cache",
+    "kernels",
+    "precision",
+    "parallelism and overlap",
+    "host code",
+    "transfer",
+]
+"""What can be pulled at to make an inference stack faster; the ledger of a campaign counts by these."""
+LEVER_FAMILIES: tuple[LeverFamily, ...] = get_args(LeverFamily)

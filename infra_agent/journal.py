@@ -13,7 +13,9 @@ from pydantic import field_validator
 from feedback.observations import Scalar
 from feedback.signals import Effect
 from feedback.verdict import VerdictKind
+from infra_agent import forecast
 from infra_agent.domain import Change, Experiment, State
+from infra_agent.forecast import standing
 from sandboxes.results import Record
 
 _CLAIM_CHARACTERS = 100
@@ -57,6 +59,17 @@ class Journal(Record):
         """How many changes the campaign has begun, whatever came of them."""
         return sum(e.role == "change" for e in self.experiments)
 
+    @property
+    def step_investigations(self) -> tuple[Experiment, ...]:
+        """The finished investigations since the last change, in order: what the planner asked in this step."""
+        last = max((e.number for e in self.experiments if e.role == "change"), default=-1)
+        return tuple(e for e in self.finished if e.role == "investigation" and e.number > last)
+
+    def before_step(self) -> Journal:
+        """The journal as it was when this step began: without the investigations made in it."""
+        mine = {e.number for e in self.step_investigations}
+        return Journal(experiments=tuple(e for e in self.experiments if e.number not in mine))
+
     def best_commit(self, base: str) -> str:
         """The commit of the last accepted change, or `base`."""
         commits = [e.commit for e in self.accepted if e.commit]
@@ -82,13 +95,16 @@ class Journal(Record):
         return {name: tuple(value for _, value in values) for name, values in tried.items()}
 
     def render(self, limit: int = 40) -> str:
-        """One line a change for a planner, at most `limit` of them: the accepted ones and then the latest.
+        """One line a change or investigation for a planner, at most `limit` of them: the accepted ones, then those
+        whose hypothesis was refuted, then the latest.
 
         What is left out is counted in a line at the top. A line's numbers are the effect on the objective
-        with its interval, as a relative gain in the wanted direction.
+        with its interval, as a relative gain in the wanted direction; then comes what became of the prediction.
         """
-        evidence = list(filter(_is_evidence, self.experiments))
-        by_worth = sorted(evidence, key=lambda e: (_is_accepted(e), e.number), reverse=True)
+        evidence = [
+            e for e in self.experiments if _is_evidence(e) or (e.role == "investigation" and e in self.finished)
+        ]
+        by_worth = sorted(evidence, key=lambda e: (_is_accepted(e), _is_refuted(e), e.number), reverse=True)
         kept = {e.number for e in by_worth[: max(limit, 0)]}
         lines = [_line(e) for e in evidence if e.number in kept]
         left_out = Counter(_outcome(e) for e in evidence if e.number not in kept)
@@ -108,8 +124,15 @@ def _is_accepted(experiment: Experiment) -> bool:
     return experiment.role == "change" and experiment.confirmed and accepted
 
 
+def _is_refuted(experiment: Experiment) -> bool:
+    found = standing(experiment)
+    return found is not None and found.outcome == "refuted"
+
+
 def _outcome(experiment: Experiment) -> str:
     """The verdict's word; an acceptance that was not confirmed, and a run that is not over, say so."""
+    if experiment.role == "investigation":
+        return "investigated"
     verdict = experiment.verdict
     if verdict is None or not experiment.state.is_finished:
         return experiment.state.value
@@ -118,11 +141,19 @@ def _outcome(experiment: Experiment) -> str:
 
 
 def _line(experiment: Experiment) -> str:
+    if experiment.role == "investigation":
+        asked = f"#{experiment.number} asked {experiment.proposal.probe}: "
+        asked += _short(experiment.proposal.hypothesis.question, _CLAIM_CHARACTERS)
+        said = [_short(s.message, _REASON_CHARACTERS) for s in experiment.signals[:2]]
+        return " | ".join([asked, *said])
+    found = standing(experiment)
     parts = [
         f"#{experiment.number} {_outcome(experiment)}{_gain(experiment)}",
         _short(experiment.proposal.hypothesis.claim, _CLAIM_CHARACTERS),
         _describe(experiment.proposal.change),
     ]
+    if found is not None and found.outcome != "not measured":
+        parts.append(f"prediction {_short(forecast.said(found), _REASON_CHARACTERS)}")
     if experiment.verdict and experiment.verdict.reasons:
         parts.append(_short(experiment.verdict.reasons[0], _REASON_CHARACTERS))
     return " | ".join(parts)

@@ -7,7 +7,7 @@ import re
 from pydantic import Field, model_validator
 
 from feedback.observations import Scalar
-from infra_agent.fields import Key, Text
+from infra_agent.fields import Key, LeverFamily, Text
 from sandboxes.results import Record
 
 _SIZED = re.compile(r"^cores(?:\s*(?P<sign>[-+*/])\s*(?P<number>\d{1,4}))?$")
@@ -38,6 +38,8 @@ class Knob(Record):
     """Values worth trying first, best guess first; `cores` stands for this machine's CPU count, and
     `cores/2`, `cores-1`, `cores*2` and `cores+1` for what they say."""
     conditions: tuple[Condition, ...] = ()
+    family: LeverFamily = "launch parameters"
+    """What the knob pulls at."""
 
     @model_validator(mode="after")
     def _has_a_domain(self) -> Knob:

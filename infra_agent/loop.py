@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from feedback.digest import digest
@@ -28,9 +29,11 @@ from infra_agent.domain import (
     now,
 )
 from infra_agent.experiment import Lab
+from infra_agent.investigation import MAX_INVESTIGATIONS
 from infra_agent.journal import Journal
 from infra_agent.launch import read_knobs
-from infra_agent.planner import Context, Planner, Propose, Stop, TimeUp
+from infra_agent.noise import noise_units
+from infra_agent.planner import Context, Investigate, Planner, Propose, Stop, TimeUp
 from infra_agent.store import ArtefactFiles, Store, new_id
 
 BASELINE_PAIRS = 3
@@ -95,7 +98,7 @@ def run_campaign(desk: Desk) -> tuple[str, str]:
             break
         if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):  # a model may think for minutes
             break
-        journal = _conduct(desk, journal, _proposed(desk, journal, parent, action))
+        journal = _conduct(desk, journal, _next(desk, journal, parent, action))
     _conclude(desk, journal)
     return ended, reason
 
@@ -112,6 +115,10 @@ def _context(desk: Desk, journal: Journal, parent: str) -> Context:
         parent_commit=parent,
         parent_tree=tree,
         knobs=read_knobs(tree, desk.lab.spec),
+        runs=desk.lab.runs,
+        source=Path(desk.campaign.spec.target),
+        source_commit=desk.campaign.source_commit,
+        investigations_left=max(0, MAX_INVESTIGATIONS - len(journal.step_investigations)),
         cores=len(host.cpus()),
         digest="\n\n".join(f"experiment {e.number}:\n{digest(rank(e.signals), 600)}" for e in latest),
         experiments_left=desk.campaign.spec.budget.experiments - journal.number_of_changes,
@@ -119,17 +126,24 @@ def _context(desk: Desk, journal: Journal, parent: str) -> Context:
     )
 
 
-def _proposed(desk: Desk, journal: Journal, parent: str, action: Propose) -> Experiment:
-    """A proposal as the next experiment."""
+def _next(desk: Desk, journal: Journal, parent: str, action: Propose | Investigate) -> Experiment:
+    """What a planner asked for, as the next experiment. Investigations accept nothing, so they risk nothing."""
+    if isinstance(action, Propose):
+        role: Role = "change"
+        proposal, alpha = action.proposal, policy.error_share(journal, desk.campaign.spec)
+    else:
+        role, alpha = "investigation", 0.0
+        asked = Hypothesis(claim=action.question, question=action.question)
+        proposal = Proposal(hypothesis=asked, change=Change(), probe=action.probe, params=action.params)
     return Experiment(
         id=new_id("exp"),
         campaign_id=desk.campaign.id,
         number=len(journal.experiments),
-        role="change",
+        role=role,
         state=State.WAITING,
-        proposal=action.proposal,
+        proposal=proposal,
         parent_commit=parent,
-        alpha=policy.error_share(journal, desk.campaign.spec),
+        alpha=alpha,
     )
 
 
@@ -168,7 +182,7 @@ def _conduct(desk: Desk, journal: Journal, experiment: Experiment) -> Journal:
     )
     kept = [desk.artefacts.keep(desk.lab.runs / running.id, a) for a in outcome.artefacts]
     is_baseline = running.role == "baseline"
-    units = experiments.noise_units(desk.lab, outcome, desk.campaign.host_fingerprint) if is_baseline else None
+    units = noise_units(desk.lab, outcome, desk.campaign.host_fingerprint) if is_baseline else None
     with desk.store.transaction() as ledger:
         ledger.finish_experiment(finished, outcome.samples, kept)
         ledger.update_campaign(desk.campaign.model_copy(update={"elapsed_s": desk.elapsed_s()}))
@@ -208,10 +222,13 @@ def _measured(desk: Desk, experiment: Experiment, journal: Journal) -> Outcome:
             original = next((e for e in journal.finished if e.role == "baseline"), None)
             lab = desk.lab.with_reference(original)
             return experiments.conduct(_until(lab, left, policy.conclusion_s(journal, desk.campaign.spec)), experiment)
+        case "investigation":
+            reserve = policy.conclusion_s(journal, desk.campaign.spec)
+            return experiments.investigate(_until(desk.lab, left, reserve), experiment)
         case "baseline":
             lab = _until(desk.lab, left, 0).within(BASELINE_SHARE)
             return experiments.compare(lab, experiment, baseline, candidate, BASELINE_PAIRS)
-        case "final" | "control":
+        case "final" | "control" | "layer":
             return experiments.compare(_until(desk.lab, left, 0), experiment, baseline, candidate)
 
 

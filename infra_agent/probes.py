@@ -36,7 +36,7 @@ def run_probe(bench: Bench, probe: Probe, clear: Callable[[], bool] = lambda: Tr
     """
     match probe:
         case CommandProbe():
-            for arm in ARMS:
+            for arm in bench.arms:
                 _run_command(bench, probe, arm, bench.expand(probe.command))
         case CallgrindProbe():
             _count_instructions(bench, probe)
@@ -66,7 +66,7 @@ def _count_instructions(bench: Bench, probe: CallgrindProbe) -> None:
     out = f"/scratch/{probe.name}.callgrind"
     toggle = (f"--toggle-collect={probe.toggle}",) if probe.toggle else ()
     valgrind = ("valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", *toggle)
-    for arm in ARMS:
+    for arm in bench.arms:
         _run_command(bench, probe, arm, (*valgrind, *bench.expand(probe.command)))
         name = bench.file(probe, f"{arm}.callgrind")
         (bench.run_directory / name).write_bytes(bench.sandbox(arm).read_file(out))
@@ -89,7 +89,7 @@ def _compare_outputs(bench: Bench, probe: OutputsProbe) -> None:
             oracle = WorkerArm("baseline", bench.sandbox("oracle"), bench.expand(probe.oracle), probe.timeout_s)
             stack.callback(oracle.close)
             truth = [answer["outputs"] for answer in ask(oracle)]
-        for arm in ARMS:
+        for arm in bench.arms:
             with bench.failing(arm, probe):
                 worker = WorkerArm(arm, bench.sandbox(arm), bench.expand(probe.worker), probe.timeout_s)
                 stack.callback(worker.close)
@@ -151,6 +151,8 @@ def _measure(
     name = bench.file(probe, "jsonl")
     bench.keep(name, "slices" if isinstance(probe, SlicesProbe) else "load", probe)
     started, asking_s = time.monotonic(), 0.0
+    # What an investigation measures in turn is the parent twice: one arm, each process a unit of its own.
+    alone = {"arm": "candidate", "paired": False, "case": bench.case} if bench.stage.investigates else {}
 
     def timed_clear() -> bool:  # looking at the data is not sandboxed work
         nonlocal asking_s
@@ -162,7 +164,7 @@ def _measure(
     with (bench.run_directory / name).open("a", encoding="utf-8") as file:
 
         def write(line: dict[str, Any]) -> None:
-            file.write(json.dumps({**line, **facts, "probe": probe.name, "stage": bench.stage.name}) + "\n")
+            file.write(json.dumps({**line, **facts, **alone, "probe": probe.name, "stage": bench.stage.name}) + "\n")
             if line["type"] == "pair":
                 file.flush()
 

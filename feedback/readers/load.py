@@ -86,6 +86,7 @@ def read(path: Path, probe: str, stage: str) -> list[Observation]:
 
 def _measurements(line: dict[str, Any], probe: str, stage: str) -> list[Measurement]:
     place: dict[str, Any] = {name: line[name] for name in ("arm", "pair", "block", "position", "disturbed")}
+    place |= {name: line[name] for name in ("paired", "case") if name in line}
     return [
         Measurement(probe=probe, stage=stage, metric=metric, value=value, **place)
         for metric, value in metrics(line["record"]).items()

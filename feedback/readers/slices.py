@@ -41,6 +41,8 @@ def read(path: Path, probe: str, stage: str, check_tolerance: float = 1e-4) -> l
         try:
             if line.get("type") == "slice":
                 found.append(_measurement(line, probe, stage))
+                if not line.get("paired", True):
+                    continue  # one arm alone: nothing to agree with
                 place = (line["pair"], line["block"], line["seed"])
                 checks[place][line["arm"]].append(line["record"].get("check"))
                 check_tolerance = float(line.get("check_tolerance", check_tolerance))
@@ -55,6 +57,7 @@ def _measurement(line: dict[str, Any], probe: str, stage: str) -> Measurement:
     return Measurement(
         probe=probe, metric="slice_time_s", value=line["record"]["duration_s"], arm=line["arm"], stage=stage,
         pair=line["pair"], block=line["block"], position=line["position"], disturbed=line["disturbed"],
+        paired=line.get("paired", True), case=line.get("case", {}),
     )  # fmt: skip
 
 

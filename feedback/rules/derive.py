@@ -54,6 +54,7 @@ _SHOWN: tuple[Rule, ...] = (
     parity.scale,
     parity.stale_buffer,
     parity.breakdown,
+    performance.measured,
     performance.bench_delta,
     performance.by_case,
     performance.cases_differ,

@@ -33,6 +33,13 @@ class Context(Record):
     experiments_left: int
     seconds_left: float | None
     """Wall time that the planner may take; None without a time budget."""
+    runs: Path = Path()
+    """Directory with the run directory of each experiment, for a signal's evidence."""
+    source: Path = Path()
+    """The target as the user gave it; where it is a git repository, its history up to `source_commit` may be read."""
+    source_commit: str = ""
+    investigations_left: int = 0
+    """How many more of them this step may make."""
 
 
 class Propose(Record):
@@ -41,13 +48,21 @@ class Propose(Record):
     proposal: Proposal
 
 
+class Investigate(Record):
+    """Run a probe on the parent to answer a question. The next call finds the answer in the journal."""
+
+    question: str
+    probe: str
+    params: dict[str, tuple[Scalar, ...]] = {}
+
+
 class Stop(Record):
     """Nothing more to try, and why."""
 
     reason: str
 
 
-Action = Propose | Stop
+Action = Investigate | Propose | Stop
 
 
 class TimeUp(Exception):

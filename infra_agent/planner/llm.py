@@ -1,7 +1,8 @@
 """A planner that asks a language model, over any OpenAI-compatible endpoint: a plain tool-calling loop.
 
-Each step starts afresh from the context, so the journal is all that the
-model remembers; every answer is journalled before it is acted on, so a resumed campaign pays for none twice.
+Each step starts afresh from the context, so the journal is all that the model remembers; every answer is journalled
+before it is acted on, so a resumed campaign pays for none twice. An investigation interrupts a step: when its answer is
+in the journal, the step's conversation is repeated from the recorded calls and goes on from there.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class LlmPlanner:
                 except ToolRefused as error:
                     result = f"Refused: {error}"
                 if not isinstance(result, str):
-                    return result
+                    return result  # an investigation too: the next call comes here again, for free, with its answer
                 messages.append({"role": "tool", "tool_call_id": _id(call, turn, number), "content": result})
             invalid = 0 if understood else invalid + 1
             if invalid >= MAX_INVALID:

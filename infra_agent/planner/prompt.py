@@ -9,14 +9,26 @@ from __future__ import annotations
 from importlib.resources import files
 from string import Template
 
+from feedback.digest import digest
 from feedback.observations import Scalar
+from feedback.ranking import rank
+from infra_agent import forecast
+from infra_agent.domain import Experiment
+from infra_agent.forecast import standing
+from infra_agent.investigation import MAX_INVESTIGATIONS, parameters
+from infra_agent.journal import Journal
+from infra_agent.levers import ledger
 from infra_agent.planner import Context
-from infra_agent.planner.fence import fence, neutral
+from infra_agent.planner.discipline import known_metrics
+from infra_agent.planner.fence import cut, fence, neutral
 from infra_agent.target import Knob, Probe
 
 JOURNAL_LINES = 40
 JOURNAL_CHARACTERS = 12_000
 DIGEST_CHARACTERS = 8_000
+ENTRY_TOKENS = 2_000
+ENTRY_CHARACTERS = 16_000
+PATCH_CHARACTERS = 6_000
 
 
 def prompt(name: str) -> str:
@@ -33,8 +45,9 @@ def opening(context: Context) -> list[dict[str, object]]:
 
 
 def campaign(context: Context) -> str:
-    """The campaign as text: target, objective, knobs, probes, journal and the latest signals."""
-    spec = context.spec
+    """The campaign as text: target, objective, knobs, probes, levers, journal and the latest signals, as they were
+    when this step began."""
+    spec, past = context.spec, context.journal.before_step()
     objective = spec.objective
     guardrails = [f"- {g.metric} ({g.direction}) may lose {g.max_regression:.0%}" for g in spec.guardrails]
     return Template(prompt("campaign")).substitute(
@@ -45,18 +58,42 @@ def campaign(context: Context) -> str:
         guardrails="\n".join(guardrails) or "- none",
         cores=context.cores,
         experiments_left=context.experiments_left,
+        investigations=MAX_INVESTIGATIONS,
+        metrics=", ".join(known_metrics(spec)),
         knobs="\n".join(_knob(knob, context) for knob in spec.knobs) or "none",
         probes="\n".join(_probe(probe) for probe in spec.shown_probes),
         editable=", ".join(spec.editable) or "nothing",
         protected=", ".join(spec.protected) or "all that is not editable",
-        journal=journal(context),
+        levers="\n".join(f"- {lever}" for lever in ledger(past, spec)),
+        journal=journal(past),
         digest=fence(context.digest or "none yet", "signals", DIGEST_CHARACTERS),
     )
 
 
-def journal(context: Context, lines: int = JOURNAL_LINES) -> str:
+def journal(past: Journal, lines: int = JOURNAL_LINES) -> str:
     """What was tried and what came of it, quoted."""
-    return fence(context.journal.render(lines) or "nothing tried yet", "journal", JOURNAL_CHARACTERS)
+    return fence(past.render(lines) or "nothing tried yet", "journal", JOURNAL_CHARACTERS)
+
+
+def entry(experiment: Experiment) -> str:
+    """One experiment whole: its hypothesis, its change, what was predicted and measured, its signals; quoted."""
+    hypothesis, change = experiment.proposal.hypothesis, experiment.proposal.change
+    told = {
+        "claim": hypothesis.claim, "mechanism": hypothesis.mechanism, "location": hypothesis.location,
+        "lever family": hypothesis.lever_family, "evidence": ", ".join(hypothesis.evidence),
+        "falsifier": hypothesis.falsifier, "probe": experiment.proposal.probe,
+        "knobs": ", ".join(f"{name} = {value}" for name, value in change.knobs.items()),
+    }  # fmt: skip
+    lines = [f"#{experiment.number} {experiment.role}, {experiment.state.value}"]
+    lines += [f"{name}: {text}" for name, text in told.items() if text]
+    if experiment.verdict:
+        lines.append(f"verdict: {experiment.verdict.kind.value}: {'; '.join(experiment.verdict.reasons)}")
+    if found := standing(experiment):
+        lines.append(f"prediction: {forecast.said(found)}")
+    lines += ["signals:", digest(rank(experiment.signals), ENTRY_TOKENS)]
+    if experiment.patch:
+        lines += ["patch:", cut(experiment.patch, PATCH_CHARACTERS)]
+    return fence("\n".join(lines), f"experiment #{experiment.number}", ENTRY_CHARACTERS)
 
 
 def _knob(knob: Knob, context: Context) -> str:
@@ -69,7 +106,7 @@ def _knob(knob: Knob, context: Context) -> str:
         for condition in knob.conditions
         for name, allowed in condition.requires.items()
     )
-    return f"- {knob.name}: {now} | {domain} | {default}. {knob.description}{needs}"
+    return f"- {knob.name} [{knob.family}]: {now} | {domain} | {default}. {knob.description}{needs}"
 
 
 def _list(values: tuple[Scalar, ...]) -> str:
@@ -79,4 +116,6 @@ def _list(values: tuple[Scalar, ...]) -> str:
 def _probe(probe: Probe) -> str:
     covers = f" Covers {', '.join(probe.covers)}." if probe.covers else ""
     gate = " A candidate that fails it is rejected." if probe.gate else ""
-    return f"- {probe.name} ({probe.kind}, about {probe.cost_s:g} s): {probe.description}{covers}{gate}"
+    known = ", ".join(name if value is None else f"{name}={value}" for name, value in parameters(probe).items())
+    params = f" Parameters: {known}." if known else ""
+    return f"- {probe.name} ({probe.kind}, about {probe.cost_s:g} s): {probe.description}{covers}{params}{gate}"

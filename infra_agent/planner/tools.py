@@ -1,7 +1,6 @@
-"""The tools that a model plans with: look at the parent's tree and the journal, then propose or stop.
+"""The tools that a planner works with: look, investigate the parent, then propose or stop.
 
-Each tool's arguments are a record whose docstrings are what the language model is told. Whatever is wrong
-with a call comes back to it as text that it can act on; nothing here runs anything of the target.
+Whatever is wrong with a call comes back as text that can be acted on; nothing here runs anything of the target.
 """
 
 from __future__ import annotations
@@ -9,155 +8,77 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
+from feedback.digest import digest
 from feedback.observations import Scalar
-from infra_agent.domain import Change, Hypothesis, Prediction, Proposal
-from infra_agent.planner import Action, Context, Propose, Stop
-from infra_agent.planner.edits import Edit, EditRefused, make_patch
+from feedback.ranking import rank
+from infra_agent.domain import Change, Experiment, Hypothesis, Proposal
+from infra_agent.investigation import InvestigationRefused, points
+from infra_agent.planner import Action, Context, Investigate, Propose, Stop
+from infra_agent.planner.discipline import objection, unexplained
+from infra_agent.planner.edits import EditRefused, make_patch
 from infra_agent.planner.fence import fence
-from infra_agent.planner.prompt import journal
+from infra_agent.planner.forms import AskProbe, ProposeChange, StopPlanning, function, problems
+from infra_agent.planner.reading import Reader
 from infra_agent.planner.tree import NotReadable, Tree
 from sandboxes.results import Record
 
-MAX_LISTED = 200
-MAX_LINES = 400
-MAX_HITS = 60
-MAX_HIT_CHARACTERS = 200
-MAX_SEARCHED_BYTES = 32 << 20
-JOURNAL_LINES = 200
+ANSWER_TOKENS = 1500
 
 
 class ToolRefused(Exception):
-    """A call that can't be carried out; the message is for the model."""
-
-
-class ListFiles(Record):
-    """List the files of the target whose path or name matches a glob."""
-
-    glob: str = "*"
-    """For example *.py, kernels/* or **/*.c"""
-
-
-class ReadFile(Record):
-    """Read a file of the target by lines."""
-
-    path: str
-    start: int = Field(default=1, ge=1)
-    """First line, from 1."""
-    end: int | None = Field(default=None, ge=1)
-    """Last line; at most 400 lines are shown at once."""
-
-
-class SearchCode(Record):
-    """Find a literal text (no regular expression) in the target's files."""
-
-    text: str = Field(min_length=2, max_length=200)
-    glob: str = "*"
-
-
-class ReadJournal(Record):
-    """Read what this campaign tried and what came of it, with more entries than the opening shows."""
-
-
-class ProposeChange(Record):
-    """End this step with a change to measure, and the hypothesis that it tests."""
-
-    claim: str = Field(min_length=1, max_length=1000)
-    """What will happen, in one sentence."""
-    mechanism: str = Field(min_length=1, max_length=2000)
-    """Why it will happen."""
-    location: str = Field(min_length=1, max_length=300)
-    """Where the effect arises: file:symbol, or the knob's name."""
-    question: str = Field(min_length=1, max_length=1000)
-    """The question that the measurement answers."""
-    falsifier: str = Field(min_length=1, max_length=1000)
-    """What result would refute the claim."""
-    predicted: Prediction
-    """Expected relative change of a metric; 0.1 means 10 %."""
-    lever_family: str = Field(default="launch parameters", max_length=100)
-    """For example launch parameters, batching and scheduling, memory and cache, kernels, precision."""
-    probe: str = ""
-    """Probe that answers the question; empty means the objective's."""
-    knobs: dict[str, Scalar | None] = Field(default_factory=dict)
-    """Knob name -> new value; null leaves it to the engine's default."""
-    edits: tuple[Edit, ...] = Field(default=(), max_length=50)
-    """Edits of editable files, made one after another."""
-
-
-class StopPlanning(Record):
-    """End the campaign: nothing more is worth measuring."""
-
-    reason: str = Field(min_length=1, max_length=2000)
-    """What was covered, what was not, and why to stop."""
+    """A call that can't be carried out; the message is for whoever made it."""
 
 
 class Toolbox:
-    """Carries out a model's calls in one context."""
+    """Carries out a planner's calls in one context."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._tree = Tree(context.parent_tree, context.spec)
+        self._answered = 0
         self._tools: dict[str, tuple[type[Record], Callable[[Any], str | Action]]] = {
-            "list_files": (ListFiles, self._list_files),
-            "read_file": (ReadFile, self._read_file),
-            "search_code": (SearchCode, self._search_code),
-            "read_journal": (ReadJournal, self._read_journal),
+            **Reader(context).tools(),
+            "investigate": (AskProbe, self._investigate),
             "propose": (ProposeChange, self._propose),
             "stop": (StopPlanning, self._stop),
         }
 
     def definitions(self) -> list[dict[str, object]]:
         """The tools in the form that chat completions take."""
-        return [{"type": "function", "function": _function(name, form)} for name, (form, _) in self._tools.items()]
+        return [{"type": "function", "function": function(name, form)} for name, (form, _) in self._tools.items()]
+
+    def forms(self) -> dict[str, type[Record]]:
+        """The arguments of each tool."""
+        return {name: form for name, (form, _) in self._tools.items()}
 
     def call(self, name: str, arguments: str) -> str | Action:
-        """Carry out one call: text for the model, or the action that ends the step. Raises ToolRefused."""
+        """Carry out one call: text for the caller, or the action that ends the step or asks for a measurement.
+        Raises ToolRefused."""
         if name not in self._tools:
             raise ToolRefused(f"there is no tool {name[:60]!r}; there are: {', '.join(self._tools)}")
         form, work = self._tools[name]
         try:
             given = form.model_validate_json(arguments or "{}")
         except ValidationError as error:
-            raise ToolRefused(f"the arguments of {name} are wrong: {_problems(error)}") from error
+            raise ToolRefused(f"the arguments of {name} are wrong: {problems(error)}") from error
         try:
             return work(given)
-        except (NotReadable, EditRefused) as error:
+        except (NotReadable, EditRefused, InvestigationRefused) as error:
             raise ToolRefused(str(error)) from error
 
-    def _list_files(self, given: ListFiles) -> str:
-        found = [str(path) for path in self._tree.files(given.glob)]
-        if len(found) > MAX_LISTED:
-            found[MAX_LISTED:] = [f"... and {len(found) - MAX_LISTED} more; use a narrower glob"]
-        return fence("\n".join(found) or "no file matches", f"files matching {given.glob}", 16_000)
-
-    def _read_file(self, given: ReadFile) -> str:
-        lines = self._tree.text(given.path).split("\n")
-        last = min(given.end or len(lines), given.start + MAX_LINES - 1, len(lines))
-        if given.start > len(lines):
-            raise ToolRefused(f"{given.path} has {len(lines)} lines")
-        text = "\n".join(lines[given.start - 1 : last])
-        return fence(text, f"{given.path}, lines {given.start} to {last} of {len(lines)}", 16_000)
-
-    def _search_code(self, given: SearchCode) -> str:
-        hits: list[str] = []
-        searched = 0
-        for path in self._tree.files(given.glob):
-            try:
-                text = self._tree.text(str(path))
-            except NotReadable:  # too large or not text: nothing to search in
-                continue
-            searched += len(text)
-            for number, line in enumerate(text.splitlines(), 1) if given.text in text else ():
-                if given.text in line:
-                    hits.append(f"{path}:{number}: {line.strip()[:MAX_HIT_CHARACTERS]}")
-            if len(hits) >= MAX_HITS or searched > MAX_SEARCHED_BYTES:
-                hits = [*hits[:MAX_HITS], "... there may be more; search for a longer text or in fewer files"]
-                break
-        return fence("\n".join(hits) or "not found", f"search for {given.text}", 16_000)
-
-    def _read_journal(self, given: ReadJournal) -> str:
-        return journal(self._context, JOURNAL_LINES)
+    def _investigate(self, given: AskProbe) -> str | Action:
+        """The answer, where this step asked before; else the question goes out. The n-th question of a step is
+        answered by its n-th investigation, so a step that is taken up again finds its answers."""
+        points(self._context.spec, given.probe, given.params)
+        done = self._context.journal.step_investigations
+        if self._answered < len(done):
+            self._answered += 1
+            return answer(done[self._answered - 1])
+        if not self._context.investigations_left:
+            raise ToolRefused("this step's investigations are used up: propose or stop")
+        return Investigate(question=given.question, probe=given.probe, params=given.params)
 
     def _propose(self, given: ProposeChange) -> Action:
         spec, context = self._context.spec, self._context
@@ -175,8 +96,10 @@ class Toolbox:
             came = seen.verdict.kind.value if seen.verdict else seen.state.value
             raise ToolRefused(f"this change was tried as experiment {seen.number} ({came}); propose another")
         stated = {name: getattr(given, name) for name in Hypothesis.model_fields}
-        hypothesis = Hypothesis.model_validate(stated)
-        return Propose(proposal=Proposal(hypothesis=hypothesis, change=change, probe=given.probe))
+        proposal = Proposal(hypothesis=Hypothesis.model_validate(stated), change=change, probe=given.probe)
+        if reason := objection(proposal, tuple(dict.fromkeys(e.path for e in given.edits)), context):
+            raise ToolRefused(reason)
+        return Propose(proposal=proposal)
 
     def _whole(self, name: str, value: Scalar | None) -> Scalar | None:
         """Models write 2.0 for 2; a knob of whole numbers takes it so."""
@@ -185,36 +108,20 @@ class Toolbox:
         return int(value) if knob and not knob.choices and is_whole and value is not None else value
 
     def _stop(self, given: StopPlanning) -> Action:
-        return Stop(reason=given.reason)
+        if silent := unexplained(self._context, given.left):
+            raise ToolRefused(
+                f"{self._context.experiments_left} experiments are left and nothing was tried in: "
+                f"{', '.join(silent)}. Try one, or stop with a reason for each in `left`"
+            )
+        reasons = "".join(f"; {family}: {why}" for family, why in given.left.items())
+        return Stop(reason=(given.reason + reasons)[:4000])
+
+
+def answer(experiment: Experiment) -> str:
+    """What an investigation found, quoted."""
+    found = digest(rank(experiment.signals), ANSWER_TOKENS) or "the probe ran and nothing stood out"
+    return fence(found, f"investigation #{experiment.number}", 12_000)
 
 
 def _same(a: Scalar | None, b: Scalar | None) -> bool:
     return type(a) is type(b) and a == b
-
-
-def _problems(error: ValidationError) -> str:
-    found = [f"{'.'.join(map(str, e['loc'])) or 'they'}: {e['msg']}" for e in error.errors(include_url=False)[:5]]
-    return "; ".join(found)
-
-
-def _function(name: str, form: type[Record]) -> dict[str, object]:
-    return {"name": name, "description": form.__doc__, "parameters": _plain_schema(form)}
-
-
-def _plain_schema(form: type[Record]) -> dict[str, Any]:
-    """The JSON schema of a tool's arguments without references and titles, which not every server takes."""
-    schema = form.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def plain(node: Any) -> Any:
-        if isinstance(node, list):
-            return [plain(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        if "$ref" in node:
-            target = definitions[node["$ref"].rsplit("/", 1)[-1]]
-            node = {**target, **{k: v for k, v in node.items() if k != "$ref"}}
-        return {k: plain(v) for k, v in node.items() if k != "title" or not isinstance(v, str)}
-
-    parameters: dict[str, Any] = plain({k: v for k, v in schema.items() if k != "description"})
-    return parameters

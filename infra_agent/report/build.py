@@ -14,10 +14,11 @@ from feedback.observations import Scalar
 from feedback.rules.performance import gain_text
 from feedback.signals import Effect, Signal, as_gain, as_loss
 from feedback.verdict import VerdictKind
+from infra_agent import forecast
 from infra_agent.domain import Campaign, CampaignState, Change, Experiment, NoiseUnits
 from infra_agent.journal import Journal
 from infra_agent.policy import SCREEN_ALPHA, is_spent
-from infra_agent.report import forecast, words
+from infra_agent.report import words
 from infra_agent.report.facts import Comparison, Held, KnobChange, Noise, Report, Tried
 from infra_agent.target import LoadProbe, SlicesProbe, TargetSpec
 

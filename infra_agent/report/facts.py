@@ -7,7 +7,8 @@ from typing import Literal
 
 from feedback.observations import Scalar
 from feedback.signals import Direction, Effect
-from infra_agent.domain import Budget, CampaignState, Prediction
+from infra_agent.domain import Budget, CampaignState
+from infra_agent.forecast import Forecast
 from sandboxes.results import Record
 
 
@@ -50,23 +51,6 @@ class KnobChange(Record):
     now: Scalar | None
     engine_default: Scalar | None
     """What the engine does when it is left to it, as the target declares."""
-
-
-ForecastOutcome = Literal["confirmed", "refuted", "undecided", "not measured"]
-
-
-class Forecast(Record):
-    """What a hypothesis predicted, and what was measured of it."""
-
-    predicted: Prediction
-    outcome: ForecastOutcome
-    """`undecided` when the interval holds the smallest change that would confirm it; `not measured` when there is
-    no effect on that metric."""
-    change: float | None = None
-    """Relative change of the metric, positive in the predicted direction."""
-    interval: tuple[float, float] | None = None
-    is_beyond: bool = False
-    """The whole interval lies above the predicted range."""
 
 
 class Tried(Record):

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from feedback.observations import Scalar
-from infra_agent.report import forecast, words
+from infra_agent import forecast
+from infra_agent.report import words
 from infra_agent.report.facts import Report, Tried
 
 PATCH_LINES = 40

@@ -52,6 +52,8 @@ def experiment_row(experiment: Experiment) -> Row:
     proposal, verdict = experiment.proposal, experiment.verdict
     return row | {
         "probe": proposal.probe,
+        "params": {name: list(values) for name, values in proposal.params.items()},
+        "planner": proposal.planner,
         "change": proposal.change.model_dump(mode="json"),
         "change_fingerprint": proposal.change.fingerprint,
         "verdict_kind": verdict.kind.value if verdict else None,
@@ -92,11 +94,14 @@ def read_experiment(row: Row, signals: Iterable[Signal]) -> Experiment:
     fields = dict(row)
     predicted = {name: fields.pop(f"predicted_{name}") for name in ("metric", "direction", "low", "high")}
     hypothesis = {name: fields.pop(name) for name in Hypothesis.model_fields if name != "predicted"}
+    hypothesis["evidence"] = hypothesis["evidence"] or ()
     kind, reasons = fields.pop("verdict_kind"), fields.pop("verdict_reasons")
     proposal = {
         "hypothesis": {**hypothesis, "predicted": predicted if predicted["metric"] is not None else None},
         "change": fields.pop("change"),
         "probe": fields.pop("probe"),
+        "params": fields.pop("params") or {},
+        "planner": fields.pop("planner") or "",
     }
     for derived in ("change_fingerprint", "experiment_id"):
         del fields[derived]

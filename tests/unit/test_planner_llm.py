@@ -179,12 +179,20 @@ def called(*calls: tuple[str, object], text: str | None = None) -> dict[str, Any
 def proposal(**more: object) -> tuple[str, dict[str, object]]:
     stated: dict[str, object] = {
         "claim": "Fewer threads help", "mechanism": "They wait for each other.", "location": "threads",
-        "question": "Is it faster?", "falsifier": "It is not.",
+        "question": "Is it faster?", "falsifier": "It is not.", "evidence": ["threads"],
+        "lever_family": "launch parameters",
         "predicted": {"metric": "slice_time_s", "direction": "down", "low": 0.1, "high": 0.3},
     }  # fmt: skip
     return "propose", {**stated, **more}
 
 
+def stopped(reason: str) -> tuple[str, dict[str, object]]:
+    """A stop that gives a reason for each family of levers that the example has."""
+    return "stop", {"reason": reason, "left": dict.fromkeys(("launch parameters", "kernels", "host code"), "no")}
+
+
+LEFT = "; launch parameters: no; kernels: no; host code: no"
+ENDED = Stop(reason=f"done{LEFT}")
 FAST = {"path": "kernels/step.c", "old": "slow(x)", "new": "fast(x)"}
 
 
@@ -207,18 +215,28 @@ def test_it_reads_then_proposes_knobs_and_every_call_is_journalled(endpoint: Scr
 def test_the_opening_holds_what_a_planner_needs_and_no_path_of_this_machine(
     endpoint: ScriptedEndpoint, tree: Path
 ) -> None:
-    endpoint.answers = [called(("stop", {"reason": "done"}))]
+    endpoint.answers = [called(stopped("done"))]
     action = make_planner(endpoint).next_action(context(tree, digest="it got \x1b[31mworse"))
-    assert action == Stop(reason="done")
+    assert action == ENDED
     text = json.dumps(endpoint.requests[0])
-    for needed in ("slice_time_s", "threads: 16 | 1..64", "poll: absent | 0 50", "bench (microbench", "a-model"):
+    knobs = ("threads [launch parameters]: 16 | 1..64", "poll [launch parameters]: absent | 0 50")
+    for needed in ("slice_time_s", *knobs, "bench (microbench", "a-model"):
+        "slice_time_s",
+        "threads [launch parameters]: 16 | 1..64",
+        "poll [launch parameters]: absent | 0 50",
+        "bench (microbench",
+        "a-model",
+    ):
         assert needed in text
     assert "it got \\\\u001b[31mworse" in text
     assert str(tree.parent) not in text
     assert KEY not in text
     assert endpoint.headers[0]["authorization"] == f"Bearer {KEY}"
     names = [tool["function"]["name"] for tool in endpoint.requests[0]["tools"]]
-    assert names == ["list_files", "read_file", "search_code", "read_journal", "propose", "stop"]
+    assert names == [
+        "list_files", "read_file", "search_code", "read_history", "read_journal", "read_evidence",
+        "investigate", "propose", "stop",
+    ]  # fmt: skip
     assert "$ref" not in json.dumps(endpoint.requests[0]["tools"])
 
 
@@ -238,7 +256,7 @@ def test_an_answer_is_journalled_before_it_is_acted_on(endpoint: ScriptedEndpoin
         def record(self, call: object) -> None:
             raise OSError("the disk is full")
 
-    endpoint.answers = [called(("stop", {"reason": "done"}))]
+    endpoint.answers = [called(stopped("done"))]
     with pytest.raises(OSError, match="disk is full"):
         make_planner(endpoint, Full()).next_action(context(tree))
 
@@ -337,7 +355,7 @@ def test_reading_tools_are_bounded_and_show_nothing_hidden(endpoint: ScriptedEnd
             ("search_code", {"text": "(.*)*$"}),
             ("read_journal", {}),
         ),
-        called(("stop", {"reason": "done"})),
+        called(stopped("done")),
     ]
     make_planner(endpoint).next_action(context(tree))
     every, code, part, found, many, literal, journal = endpoint.results()
@@ -358,7 +376,7 @@ def test_reading_tools_are_bounded_and_show_nothing_hidden(endpoint: ScriptedEnd
 def test_text_of_the_target_is_fenced_and_can_neither_act_nor_close_the_fence(
     endpoint: ScriptedEndpoint, tree: Path
 ) -> None:
-    endpoint.answers = [called(("read_file", {"path": "notes.md"})), called(("stop", {"reason": "done"}))]
+    endpoint.answers = [called(("read_file", {"path": "notes.md"})), called(stopped("done"))]
     make_planner(endpoint).next_action(context(tree))
     (result,) = endpoint.results()
     first, *inside, last = result.split("\n")
@@ -409,7 +427,7 @@ def test_calls_without_an_id_or_with_parsed_arguments_are_understood(endpoint: S
     for call in answer["choices"][0]["message"]["tool_calls"]:
         del call["id"]
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    endpoint.answers = [answer, called(("stop", {"reason": "done"}))]
+    endpoint.answers = [answer, called(stopped("done"))]
     make_planner(endpoint).next_action(context(tree))
     said, first, second = endpoint.requests[1]["messages"][-3:]
     ids = [call["id"] for call in said["tool_calls"]]
@@ -417,7 +435,7 @@ def test_calls_without_an_id_or_with_parsed_arguments_are_understood(endpoint: S
     assert len(set(ids)) == 2
 
 
-DONE = called(("stop", {"reason": "done"}))
+DONE = called(stopped("done"))
 BUSY = Raw(b'{"error": {"message": "slow down"}}', 429, {"Retry-After": "0"})
 
 
@@ -438,7 +456,9 @@ BUSY = Raw(b'{"error": {"message": "slow down"}}', 429, {"Retry-After": "0"})
 def test_a_passing_failure_is_tried_again(endpoint: ScriptedEndpoint, tree: Path, failure: Raw) -> None:
     calls = CallsInMemory("c1")
     endpoint.answers = [failure, failure, DONE]
-    assert make_planner(endpoint, calls).next_action(context(tree)) == Stop(reason="done")
+    assert make_planner(endpoint, calls).next_action(context(tree)) == Stop(
+        reason="done; launch parameters: no; kernels: no; host code: no"
+    )
     assert len(calls.calls) == 1
     endpoint.answers = [failure] * 3
     with pytest.raises(ModelUnavailable, match=f"{endpoint.url}.*tried 3 times.*--planner search"):
@@ -482,9 +502,9 @@ def test_a_lasting_failure_says_what_to_do_at_once(
 
 def test_the_key_is_in_no_record_even_if_the_endpoint_repeats_it(endpoint: ScriptedEndpoint, tree: Path) -> None:
     calls = CallsInMemory("c1")
-    endpoint.answers = [called(("stop", {"reason": f"your key is {KEY}"}))]
+    endpoint.answers = [called(stopped(f"your key is {KEY}"))]
     action = make_planner(endpoint, calls).next_action(context(tree))
-    assert action == Stop(reason="your key is ***")
+    assert action == Stop(reason=f"your key is ***{LEFT}")
     assert all(KEY not in call.model_dump_json() for call in calls.calls.values())
     assert KEY not in repr(settings(endpoint))
 
@@ -534,7 +554,9 @@ def test_an_endpoint_that_is_down_is_named(tree: Path) -> None:
 def test_a_broken_answer_is_tried_again(endpoint: ScriptedEndpoint, tree: Path) -> None:
     cut_off = Raw(b'{"choices"', headers={"Transfer-Encoding": "chunked"})  # ends in the middle of a chunk
     endpoint.answers = [cut_off, DONE]
-    assert make_planner(endpoint).next_action(context(tree)) == Stop(reason="done")
+    assert make_planner(endpoint).next_action(context(tree)) == Stop(
+        reason="done; launch parameters: no; kernels: no; host code: no"
+    )
 
 
 def test_an_address_with_a_password_is_shown_without_it(tree: Path) -> None:

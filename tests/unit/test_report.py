@@ -24,9 +24,9 @@ from infra_agent.domain import (
     Proposal,
     State,
 )
+from infra_agent.forecast import held_against
 from infra_agent.journal import Journal
 from infra_agent.report import Report, Result, build, render_text
-from infra_agent.report.forecast import held_against
 from infra_agent.report.text import duration
 from infra_agent.report.units import change
 from infra_agent.report.words import gain, percent

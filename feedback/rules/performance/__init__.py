@@ -1,5 +1,6 @@
 """Rules on how fast: objective and guardrails, effects by case, series, scaling, roofline, amount of work."""
 
+from feedback.rules.performance.answer import measured
 from feedback.rules.performance.by_case import by_case
 from feedback.rules.performance.coverage import cases_differ
 from feedback.rules.performance.objective import METHOD, METHOD_IN_TURN, bench_delta, effect, gain_text
@@ -18,6 +19,7 @@ __all__ = [
     "gain_text",
     "instructions",
     "instructions_by_function",
+    "measured",
     "roofline",
     "scaling",
     "slow_starts",

@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from feedback.signals import Effect
-from infra_agent.domain import Prediction
-from infra_agent.report.facts import Forecast, ForecastOutcome
+from infra_agent.domain import Experiment, Prediction
+from sandboxes.results import Record
+
+ForecastOutcome = Literal["confirmed", "refuted", "undecided", "not measured"]
+
+
+class Forecast(Record):
+    """What a hypothesis predicted, and what was measured of it."""
+
+    predicted: Prediction
+    outcome: ForecastOutcome
+    """`undecided` when the interval holds the smallest change that would confirm it; `not measured` when there is
+    no effect on that metric."""
+    change: float | None = None
+    """Relative change of the metric, positive in the predicted direction."""
+    interval: tuple[float, float] | None = None
+    is_beyond: bool = False
+    """The whole interval lies above the predicted range."""
+
+
+def standing(experiment: Experiment) -> Forecast | None:
+    """What became of an experiment's hypothesis; None without a prediction or while it is not finished."""
+    predicted = experiment.proposal.hypothesis.predicted
+    if predicted is None or not experiment.state.is_finished:
+        return None
+    effects = (*experiment.effects, *(s.effect for s in experiment.signals if s.effect is not None))
+    return held_against(predicted, effects)
 
 
 def held_against(predicted: Prediction, effects: Iterable[Effect]) -> Forecast:
