@@ -17,7 +17,7 @@ from feedback.observations import Measurement, Observation, Scalar
 from feedback.readers.run import read_artefact, steps
 from feedback.rules.cases import text
 from feedback.rules.derive import derive
-from feedback.signals import CodeLocation, Location, ParamLocation, Signal
+from feedback.signals import CodeLocation, InputLocation, Location, ParamLocation, Signal
 from feedback.stats import Finding
 from feedback.verdict import Verdict, VerdictKind, judge
 from infra_agent.bench import Bench, CandidateFailed, Site, Stage
@@ -166,7 +166,7 @@ def investigate(lab: Lab, experiment: Experiment) -> Outcome:
         may_give_up=False, investigates=True,
     )  # fmt: skip
     builds = [p for p in lab.spec.shown_probes if p.kind == "build" and p.name != proposal.probe]
-    failed = False
+    failed: list[Signal] = []
     with Bench(lab.site, stage, directory, lab.seconds_left) as bench:
         try:
             for build in builds:
@@ -175,8 +175,13 @@ def investigate(lab: Lab, experiment: Experiment) -> Outcome:
                 lab.say(f"investigation: {proposal.probe} {text(point.case) if point.case else ''}".rstrip())
                 bench.point, bench.case = (number, point.case) if len(asked) > 1 else (None, point.case)
                 run_probe(bench, point.probe)
-        except CandidateFailed:
-            failed = True
+        except CandidateFailed as failure:
+            at = f" at {text(bench.case)}" if bench.case else ""
+            failed.append(Signal(
+                rule_id="correctness.not_measured", level="warning", finding="abstained", reason=str(failure)[:400],
+                message=f"{proposal.probe} could not be measured{at}: {failure}"[:400],
+                locations=(InputLocation(condition=bench.case),) if bench.case else (CodeLocation(file="the parent"),),
+            ))  # fmt: skip
         observations = [*steps(bench.steps)]
         for artefact in bench.artefacts:
             if (directory / artefact.path).exists():
@@ -184,10 +189,10 @@ def investigate(lab: Lab, experiment: Experiment) -> Outcome:
         bench.record().save()
     asked_of = CodeLocation(file="the parent", symbol=proposal.probe)
     criteria = Criteria(changed=(asked_of,), question=proposal.hypothesis.question or proposal.hypothesis.claim)
-    signals = derive(observations, criteria)
+    signals = [*failed, *derive(observations, criteria)]
     said = "could not be measured there: see the signals" if failed else f"{len(asked)} measured"
     verdict = Verdict(kind=VerdictKind.INCONCLUSIVE, reasons=(f"an investigation judges nothing; {said}",))
-    return _outcome(lab, [Measured(signals, observations, bench, failed)], verdict, parent, "", False, directory)
+    return _outcome(lab, [Measured(signals, observations, bench, bool(failed))], verdict, parent, "", False, directory)
 
 
 class Candidate(NamedTuple):

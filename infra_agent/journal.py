@@ -144,7 +144,8 @@ def _line(experiment: Experiment) -> str:
     if experiment.role == "investigation":
         asked = f"#{experiment.number} asked {experiment.proposal.probe}: "
         asked += _short(experiment.proposal.hypothesis.question, _CLAIM_CHARACTERS)
-        said = [_short(s.message, _REASON_CHARACTERS) for s in experiment.signals[:2]]
+        told = [s for s in experiment.signals if s.rule_id != "correctness.test_fail" or s.finding != "holds"]
+        said = [_short(s.message, _REASON_CHARACTERS) for s in told[:3]]
         return " | ".join([asked, *said])
     found = standing(experiment)
     parts = [

@@ -36,7 +36,8 @@ def run_probe(bench: Bench, probe: Probe, clear: Callable[[], bool] = lambda: Tr
     """
     match probe:
         case CommandProbe():
-            for arm in bench.arms:
+            # What is built is needed by both arms, whatever is measured later.
+            for arm in ARMS if probe.kind == "build" else bench.arms:
                 _run_command(bench, probe, arm, bench.expand(probe.command))
         case CallgrindProbe():
             _count_instructions(bench, probe)
@@ -127,7 +128,7 @@ def _time_slices(bench: Bench, probe: SlicesProbe, clear: Callable[[], bool]) ->
         finally:
             arm.close()
     params = {**probe.params, "repeat": repeat}
-    _measure(bench, probe, plan, open_arm, params, clear, {"check_tolerance": probe.check_tolerance})
+    _measure(bench, probe, plan, open_arm, params, clear, {"check_tolerance": probe.check_tolerance, "repeat": repeat})
 
 
 def _offer_load(bench: Bench, probe: LoadProbe, clear: Callable[[], bool]) -> None:

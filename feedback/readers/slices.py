@@ -54,10 +54,14 @@ def read(path: Path, probe: str, stage: str, check_tolerance: float = 1e-4) -> l
 
 
 def _measurement(line: dict[str, Any], probe: str, stage: str) -> Measurement:
+    duration_s = line["record"]["duration_s"]
+    if not (paired := line.get("paired", True)):
+        # One arm under several conditions: how often the work was repeated is another number in each of them.
+        duration_s /= line.get("repeat", 1)
     return Measurement(
-        probe=probe, metric="slice_time_s", value=line["record"]["duration_s"], arm=line["arm"], stage=stage,
+        probe=probe, metric="slice_time_s" if paired else "time_s", value=duration_s, arm=line["arm"], stage=stage,
         pair=line["pair"], block=line["block"], position=line["position"], disturbed=line["disturbed"],
-        paired=line.get("paired", True), case=line.get("case", {}),
+        paired=paired, case=line.get("case", {}),
     )  # fmt: skip
 
 

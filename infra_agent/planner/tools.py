@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from feedback.digest import digest
+from feedback.digest import count_tokens, render
 from feedback.observations import Scalar
 from feedback.ranking import rank
 from infra_agent.domain import Change, Experiment, Hypothesis, Proposal
@@ -118,8 +118,16 @@ class Toolbox:
 
 
 def answer(experiment: Experiment) -> str:
-    """What an investigation found, quoted."""
-    found = digest(rank(experiment.signals), ANSWER_TOKENS) or "the probe ran and nothing stood out"
+    """What an investigation found, quoted: each signal in full, as far as the budget goes."""
+    lines: list[str] = []
+    left = ANSWER_TOKENS
+    for signal in rank(experiment.signals):
+        said = render(signal)
+        if (cost := count_tokens(said)) > left:
+            said, cost = f"... [{signal.fingerprint}] {signal.rule_id}: ask for it", 20
+        lines.append(said)
+        left -= cost
+    found = "\n".join(lines) or "the probe ran and nothing stood out"
     return fence(found, f"investigation #{experiment.number}", 12_000)
 
 
