@@ -24,8 +24,10 @@ from feedback.stats import noise_floor
 from infra_agent import host
 from infra_agent.bench import Site
 from infra_agent.domain import Budget, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
-from infra_agent.experiment import Lab, conduct, measure_noise
+from infra_agent.experiment import conduct
 from infra_agent.journal import Journal
+from infra_agent.lab import Lab
+from infra_agent.noise import measure_noise
 from infra_agent.policy import confirm_alpha, error_share
 from infra_agent.target import load_target
 from sandboxes.workspace import Repository

@@ -42,6 +42,8 @@ class Criteria(Record):
     changed: tuple[Location, ...]
     """Where the change acts: its knobs and files."""
     stage: str = "screen"
+    asked: MetricCriterion | None = None
+    """The metric that a hypothesis predicts, and the probe that it named to answer."""
     question: str = ""
     """What an investigation of one arm asks; empty for a comparison."""
 

@@ -17,8 +17,8 @@ from infra_agent.bench import Site
 from infra_agent.catalogue import check_needs, find_script, find_target
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
 from infra_agent.errors import InfraAgentError, PlatformFailed, TargetInvalid, WrongUse
-from infra_agent.experiment import Lab
 from infra_agent.journal import Journal
+from infra_agent.lab import Lab
 from infra_agent.launch import read_knobs
 from infra_agent.leftovers import temporary_files
 from infra_agent.loop import Desk

@@ -111,6 +111,8 @@ class Experiment(Record):
     proposal: Proposal
     parent_commit: str
     """Commit of the campaign's own repository that the change applies to."""
+    against: str | None = None
+    """Commit that it is measured against, where that is not the parent: a second-best line must beat the best one."""
     commit: str | None = None
     """Commit with the change applied; None while it does not apply."""
     patch: str = ""
@@ -130,6 +132,11 @@ class Experiment(Record):
     """Wall time spent in sandboxed work."""
     model_s: float = 0.0
     """Wall time spent waiting for the planner's model before this experiment."""
+
+    @property
+    def baseline(self) -> str:
+        """The commit that it is measured against."""
+        return self.against or self.parent_commit
 
 
 class Outcome(Record):

@@ -6,36 +6,29 @@ A candidate that fails ends as a verdict; a platform that fails raises.
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from feedback import stats
-from feedback.criteria import Criteria, MetricCriterion
+from feedback.criteria import Criteria
 from feedback.observations import Measurement, Observation, Scalar
 from feedback.readers.run import read_artefact, steps
 from feedback.rules.cases import text
 from feedback.rules.derive import derive
 from feedback.signals import CodeLocation, InputLocation, Location, ParamLocation, Signal
-from feedback.stats import Finding
 from feedback.verdict import Verdict, VerdictKind, judge
-from infra_agent.bench import Bench, CandidateFailed, Site, Stage
-from infra_agent.domain import Experiment, NoiseUnits, Outcome, Proposal, State
+from infra_agent import course
+from infra_agent.bench import Bench, CandidateFailed, Stage
+from infra_agent.domain import Experiment, Outcome, Proposal, State
 from infra_agent.errors import TargetInvalid
 from infra_agent.investigation import points
+from infra_agent.lab import Lab
 from infra_agent.launch import read_knobs, rewrite
 from infra_agent.policy import SCREEN_ALPHA, confirm_alpha
 from infra_agent.probes import run_probe
 from infra_agent.target import (
-    CallgrindProbe,
-    EventsProbe,
-    LogprobsProbe,
-    PairedProbe,
-    Probe,
     TargetSpec,
 )
-from sandboxes.results import Artefact
 from sandboxes.workspace import PatchRefused, protect
 
 SCREEN_SHARE = 0.55
@@ -45,54 +38,6 @@ SCREEN_SHARE = 0.55
 UNCONFIRMED = "accepted at first, but the time ended before it could be confirmed; give the campaign more minutes"
 
 
-class Lab(NamedTuple):
-    """Where experiments are conducted: the target, its repository and what is known of this host's noise."""
-
-    site: Site
-    runs: Path
-    """Directory that holds one run directory an experiment."""
-    noise: NoiseUnits | None
-    """A/A units of the objective on this host, if there are enough fresh ones."""
-    say: Callable[[str], None]
-    """Told what is being done, for people who wait."""
-    deadline_s: float | None = None
-    """time.monotonic() after which no further pair is begun; None without a time budget."""
-
-    def seconds_left(self) -> float | None:
-        """Wall time until the deadline, or None without one."""
-        return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
-
-    def within(self, share: float) -> Lab:
-        """The same lab with a deadline that leaves the rest of the time for something else."""
-        left = self.seconds_left()
-        return self if left is None else self._replace(deadline_s=time.monotonic() + share * left)
-
-    @property
-    def spec(self) -> TargetSpec:
-        """The target."""
-        return self.site.spec
-
-    def objective_probe(self) -> PairedProbe:
-        """The probe that measures the objective."""
-        probe = self.spec.probe(self.spec.objective.probe)
-        assert isinstance(probe, PairedProbe)  # target.toml is refused otherwise
-        return probe
-
-    def floor(self) -> tuple[float, bool]:
-        """Noise floor of the objective as a fraction, and whether it was measured here."""
-        if self.noise is None or len(self.noise.units) < stats.MIN_FLOOR_UNITS:
-            return self.objective_probe().default_margin, False
-        return stats.noise_floor(self.noise.units).value, True
-
-    def with_reference(self, baseline: Experiment | None) -> Lab:
-        """The lab with the original's parity scores, once the campaign's baseline run holds them."""
-        probe = next((p for p in self.spec.probes if isinstance(p, LogprobsProbe)), None)
-        if probe is None or baseline is None:
-            return self
-        scores = self.runs / baseline.id / f"screen-{probe.name}.jsonl"
-        return self._replace(site=self.site._replace(parity_reference=scores))
-
-
 class Measured(NamedTuple):
     """What one stage yielded."""
 
@@ -100,6 +45,8 @@ class Measured(NamedTuple):
     observations: list[Observation]
     bench: Bench
     pruned: bool
+    refutation: str = ""
+    """Why the rest was spared: the probe that the hypothesis named has refuted it."""
 
 
 def conduct(lab: Lab, experiment: Experiment) -> Outcome:
@@ -113,12 +60,14 @@ def conduct(lab: Lab, experiment: Experiment) -> Outcome:
     commit, patch, changed = made
     directory = lab.runs / experiment.id
     shutil.rmtree(directory, ignore_errors=True)  # a run that was cut off is measured from the start
-    stage = Stage(name="screen", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 0))
+    stage = Stage(name="screen", baseline=experiment.baseline, candidate=commit, seed=_seed(experiment, 0))
     screened = measure(lab.within(SCREEN_SHARE), stage, directory, changed, SCREEN_ALPHA, experiment.proposal)
     verdict, stages, confirmed = judge(screened.signals), [screened], False
+    if screened.refutation and verdict.kind is VerdictKind.INCONCLUSIVE:
+        verdict = Verdict(kind=VerdictKind.REJECT, reasons=(screened.refutation,))
     if verdict.kind is VerdictKind.ACCEPT:
         lab.say("accepted in the first measurement; confirming with fresh processes and seeds")
-        stage = Stage(name="confirm", baseline=experiment.parent_commit, candidate=commit, seed=_seed(experiment, 1))
+        stage = Stage(name="confirm", baseline=experiment.baseline, candidate=commit, seed=_seed(experiment, 1))
         again = measure(lab, stage, directory, changed, confirm_alpha(experiment.alpha), None)
         verdict = _confirmation(judge(again.signals))
         confirmed = verdict.kind is VerdictKind.ACCEPT
@@ -245,12 +194,13 @@ def measure(
     """Run one stage's probes, cheapest question first, until one answers the rest."""
     # Hidden probes are passed by the baseline and asked of what was accepted; more often, they could be guessed.
     hidden = gates and (stage.name == "confirm" or stage.baseline == stage.candidate)
-    probes = _order(lab.spec, proposal, gates, hidden)
-    criteria = _criteria(lab, changed, alpha, stage.name, gates)
-    criteria = criteria.model_copy(update={"hidden": tuple(p.name for p in probes if p.hidden)})
+    probes = course.ordered(lab.spec, proposal, gates, hidden)
+    criteria = course.criteria(lab, changed, alpha, stage.name, gates)
+    hidden_names = tuple(p.name for p in probes if p.hidden)
+    criteria = criteria.model_copy(update={"hidden": hidden_names, "asked": course.asked(lab.spec, proposal)})
     observations: list[Observation] = []
     signals: list[Signal] = []
-    files = _Files(directory)
+    files = course.Files(directory)
     with Bench(lab.site, stage, directory, lab.seconds_left) as bench:
         seen_steps = seen_artefacts = 0
 
@@ -265,115 +215,21 @@ def measure(
         for probe in probes:
             lab.say(f"{stage.name}: {probe.name}")
             try:
-                run_probe(bench, probe, _clear(bench, files, probe, criteria))
+                run_probe(bench, probe, course.clear(bench, files, probe, criteria))
             except CandidateFailed:
                 read_new()
                 bench.record().save()
                 return Measured(derive(observations, criteria), observations, bench, True)
             read_new()
             signals = derive(observations, criteria)
-            if probe.name != lab.spec.objective.probe and _answered(signals):
+            if probe.name != lab.spec.objective.probe and course.is_answered(signals):
                 bench.record().save()
                 return Measured(signals, observations, bench, True)
+            if proposal and probe.name == proposal.probe and (said := course.refutation(proposal, signals)):
+                bench.record().save()
+                return Measured(signals, observations, bench, True, said)
         bench.record().save()
     return Measured(signals, observations, bench, False)
-
-
-class _Files:
-    """Artefacts of a run as observations. One that has not grown since is not read again: the last look at the pairs
-    and the verdict need the same file."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._read: dict[str, tuple[int, list[Observation]]] = {}
-
-    def read(self, artefact: Artefact) -> list[Observation]:
-        """The observations of one artefact. Raises Unreadable, OSError."""
-        size_bytes = (self._directory / artefact.path).stat().st_size
-        known = self._read.get(artefact.path)
-        if known is None or known[0] != size_bytes:
-            known = self._read[artefact.path] = size_bytes, read_artefact(self._directory, artefact)
-        return known[1]
-
-
-def _order(spec: TargetSpec, proposal: Proposal | None, gates: bool, hidden: bool) -> list[Probe]:
-    """Builds, then the probe that answers the question, then the other gates and deterministic counts by cost,
-    then the objective."""
-    objective = spec.probe(spec.objective.probe)
-    asked = proposal.probe if proposal else ""
-
-    def rank(probe: Probe) -> tuple[int, float]:
-        if probe.kind == "build":
-            return 0, probe.cost_s
-        return (1 if probe.name == asked else 2), probe.cost_s
-
-    def is_needed(probe: Probe) -> bool:
-        if isinstance(probe, EventsProbe) or probe is objective or (probe.hidden and not hidden):
-            return False
-        if isinstance(probe, CallgrindProbe):
-            return gates and shutil.which("valgrind") is not None
-        if isinstance(probe, PairedProbe):
-            return probe.name == asked
-        return gates or probe.kind == "build"
-
-    return [*sorted((p for p in spec.probes if is_needed(p)), key=rank), objective]
-
-
-def _clear(bench: Bench, files: _Files, probe: Probe, criteria: Criteria) -> Callable[[], bool]:
-    """Whether the objective and every guardrail are decided, asked between pairs."""
-
-    objective = criteria.objective
-
-    def clear() -> bool:
-        if objective is None or probe.name != objective.probe:
-            return True  # what another probe measures has no rule of its own: the first look must do
-        artefact = next(a for a in bench.artefacts if a.probe == probe.name and a.format in ("slices", "load"))
-        measured = [o for o in files.read(artefact) if isinstance(o, Measurement)]
-        try:
-            units = stats.paired_units(measured, objective.metric, criteria.stage).values
-            finding = stats.look(units, criteria.rule(objective))
-            if finding is Finding.UNDECIDED:
-                return bench.stage.may_give_up and stats.is_futile(units, criteria.rule(objective))
-            if finding is not Finding.BETTER:
-                return True
-            return all(_guardrail_decided(measured, g, criteria) for g in criteria.guardrails)
-        except ValueError:
-            return True  # an impossible value, such as no good request at all: more pairs won't mend it
-
-    return clear
-
-
-def _guardrail_decided(measurements: Sequence[Measurement], guardrail: MetricCriterion, criteria: Criteria) -> bool:
-    units = stats.paired_units(measurements, guardrail.metric, criteria.stage).values
-    found = stats.non_inferior(units, criteria.rule(guardrail), guardrail.max_regression)
-    return found is not Finding.UNDECIDED
-
-
-def _answered(signals: Sequence[Signal]) -> bool:
-    """Whether a gate is broken or the arms did different work: then nothing dearer needs to run."""
-    broken = [s for s in signals if s.finding == "violates"]
-    return any(s.role == "gate" or s.rule_id.startswith("integrity.") for s in broken)
-
-
-def _criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str, gates: bool) -> Criteria:
-    objective, probe = lab.spec.objective, lab.objective_probe()
-    floor, known = lab.floor()
-    return Criteria(
-        objective=MetricCriterion(
-            metric=objective.metric, direction=objective.direction, probe=objective.probe,
-            min_effect=objective.min_effect,
-        ),
-        guardrails=tuple(
-            MetricCriterion(
-                metric=g.metric, direction=g.direction, probe=g.probe, max_regression=g.max_regression
-            )
-            for g in lab.spec.guardrails
-        ),
-        gates=tuple(p.name for p in lab.spec.shown_probes if p.kind == "build" or (p.gate and gates)),
-        alpha=alpha, looks=probe.looks, floor=floor, floor_known=known,
-        floor_units=len(lab.noise.units) if lab.noise else 0, changed=changed, stage=stage,
-        side_by_side=probe.side_by_side,
-    )  # fmt: skip
 
 
 def _confirmation(verdict: Verdict) -> Verdict:

@@ -70,10 +70,26 @@ class Journal(Record):
         mine = {e.number for e in self.step_investigations}
         return Journal(experiments=tuple(e for e in self.experiments if e.number not in mine))
 
+    @staticmethod
+    def improvement(experiment: Experiment) -> float:
+        """The estimated gain on the objective; 0 where it was not measured."""
+        effect = _objective(experiment)
+        return effect.improvement if effect else 0.0
+
     def best_commit(self, base: str) -> str:
         """The commit of the last accepted change, or `base`."""
-        commits = [e.commit for e in self.accepted if e.commit]
-        return commits[-1] if commits else base
+        return self.stack[-1].commit or base if self.stack else base
+
+    @property
+    def stack(self) -> tuple[Experiment, ...]:
+        """The accepted changes that make up the result, in order. Of several that were accepted against the same
+        commit, only the one with the largest gain belongs to it."""
+        starts = [e.baseline for e in (*(e for e in self.experiments if e.role == "baseline"), *self.accepted)]
+        at, found = (starts[0] if starts else None), list[Experiment]()
+        while rivals := [e for e in self.accepted if e.commit and e.baseline == at and e not in found]:
+            found.append(max(rivals, key=lambda e: (self.improvement(e), e.number)))
+            at = found[-1].commit
+        return tuple(found)
 
     def seen(self, change_fingerprint: str, parent_commit: str, patch: str = "") -> Experiment | None:
         """The latest experiment that makes this one needless: the same change of the same parent, or another

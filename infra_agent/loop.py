@@ -28,10 +28,11 @@ from infra_agent.domain import (
     State,
     now,
 )
-from infra_agent.experiment import Lab
 from infra_agent.investigation import MAX_INVESTIGATIONS
 from infra_agent.journal import Journal
+from infra_agent.lab import Lab
 from infra_agent.launch import read_knobs
+from infra_agent.layers import MAX_LAYERS, without
 from infra_agent.noise import noise_units
 from infra_agent.planner import Context, Investigate, Planner, Propose, Stop, TimeUp
 from infra_agent.store import ArtefactFiles, Store, new_id
@@ -87,7 +88,9 @@ def run_campaign(desk: Desk) -> tuple[str, str]:
         journal = _own(desk, journal, "baseline", "the baseline against itself", base, base)
     ended = BUDGET
     while not (reason := policy.stop_reason(journal, spec, desk.elapsed_s())):
-        parent = policy.choose_parent(journal, base)
+        parent, best = policy.choose_parent(journal, base), journal.best_commit(base)
+        if second := policy.second_best(journal, base, spec.planner):
+            parent = second.commit or parent
         try:
             action = desk.planner.next_action(_context(desk, journal, parent))
         except TimeUp:
@@ -98,7 +101,7 @@ def run_campaign(desk: Desk) -> tuple[str, str]:
             break
         if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):  # a model may think for minutes
             break
-        journal = _conduct(desk, journal, _next(desk, journal, parent, action))
+        journal = _conduct(desk, journal, _next(desk, journal, parent, best, action))
     _conclude(desk, journal)
     return ended, reason
 
@@ -126,7 +129,7 @@ def _context(desk: Desk, journal: Journal, parent: str) -> Context:
     )
 
 
-def _next(desk: Desk, journal: Journal, parent: str, action: Propose | Investigate) -> Experiment:
+def _next(desk: Desk, journal: Journal, parent: str, best: str, action: Propose | Investigate) -> Experiment:
     """What a planner asked for, as the next experiment. Investigations accept nothing, so they risk nothing."""
     if isinstance(action, Propose):
         role: Role = "change"
@@ -143,6 +146,7 @@ def _next(desk: Desk, journal: Journal, parent: str, action: Propose | Investiga
         state=State.WAITING,
         proposal=proposal,
         parent_commit=parent,
+        against=best if role == "change" and best != parent else None,
         alpha=alpha,
     )
 
@@ -249,7 +253,7 @@ def _conclude(desk: Desk, journal: Journal) -> None:
     base, best = desk.campaign.base_commit, journal.best_commit(desk.campaign.base_commit)
     done = {(e.role, e.parent_commit, e.commit) for e in journal.finished}
     own: list[tuple[Role, str, str]] = []
-    if len(journal.accepted) > 1:
+    if len(journal.stack) > 1:
         own.append(("final", "the result against the original", base))
     own += [("control", name, commit) for name, commit in control_commits(desk.lab, base).items()]
     trees = desk.lab.site.repository
@@ -261,6 +265,26 @@ def _conclude(desk: Desk, journal: Journal) -> None:
             desk.tell("skipped", what=claim, reason="the time budget is used up")
             continue
         journal = _own(desk, journal, role, claim, against, best)
+    _take_apart(desk, journal, base, best)
+
+
+def _take_apart(desk: Desk, journal: Journal, base: str, best: str) -> None:
+    """Measure what each layer of a stack is worth: the result against the result without it."""
+    layers, trees = journal.stack, desk.lab.site.repository
+    for layer in layers[:MAX_LAYERS] if len(layers) > 1 else ():
+        name = f"#{layer.number}"
+        if any((e.role, e.proposal.hypothesis.claim, e.commit) == ("layer", name, best) for e in journal.finished):
+            continue
+        rest = without(desk.lab, base, layers, layer)
+        if rest is None or trees.tree(rest) == trees.tree(best):
+            why = "a later change needs it" if rest is None else "nothing of it is left in the result"
+            desk.tell("skipped", what=f"the share of {name}", reason=why)
+            continue
+        left = policy.seconds_left(desk.campaign.spec, desk.elapsed_s())
+        if left is not None and left < policy.expected_cost_s(journal) / 2:
+            desk.tell("skipped", what=f"the share of {name}", reason="the time budget is used up")
+            continue
+        journal = _own(desk, journal, "layer", name, rest, best)
 
 
 def control_commits(lab: Lab, base: str) -> dict[str, str]:

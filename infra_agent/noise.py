@@ -11,7 +11,8 @@ from feedback.observations import Measurement
 from feedback.signals import CodeLocation
 from infra_agent.bench import Stage
 from infra_agent.domain import NoiseUnits, Outcome
-from infra_agent.experiment import Lab, measure
+from infra_agent.experiment import measure
+from infra_agent.lab import Lab
 from infra_agent.policy import SCREEN_ALPHA
 
 NOISE_MAX_AGE = timedelta(days=7)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from infra_agent.domain import CampaignSpec
+from feedback.verdict import VerdictKind
+from infra_agent.domain import CampaignSpec, Experiment
 from infra_agent.journal import Journal
 
 SCREEN_ALPHA = 0.05
@@ -23,6 +24,28 @@ CONCLUSION_SHARE = 0.15
 def choose_parent(journal: Journal, base_commit: str) -> str:
     """The commit that the next change builds on: the last accepted and confirmed one."""
     return journal.best_commit(base_commit)
+
+
+SECOND_BEST_EVERY = 6
+"""So often a change builds on the most promising undecided one instead: two steps may pay off only together."""
+EXPLORERS = ("llm", "external")
+"""Planners that see on what they build. A script was written for one line, and a search pools small gains itself."""
+
+
+def second_best(journal: Journal, base_commit: str, planner: str) -> Experiment | None:
+    """The undecided change that the next one builds on, measured against the best commit; mostly none."""
+    if planner not in EXPLORERS or journal.number_of_changes % SECOND_BEST_EVERY != SECOND_BEST_EVERY - 1:
+        return None
+    best = journal.best_commit(base_commit)
+    used = {e.parent_commit for e in journal.experiments if e.role == "change"}
+    open_ones = [
+        (gain, e.number, e)
+        for e in journal.finished
+        if e.role == "change" and e.baseline == best and e.commit and e.commit not in used
+        and e.verdict is not None and e.verdict.kind is VerdictKind.INCONCLUSIVE
+        and (gain := journal.improvement(e)) > 0
+    ]  # fmt: skip
+    return max(open_ones)[2] if open_ones else None
 
 
 def stop_reason(journal: Journal, spec: CampaignSpec, elapsed_s: float) -> str | None:

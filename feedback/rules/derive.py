@@ -55,6 +55,7 @@ _SHOWN: tuple[Rule, ...] = (
     parity.stale_buffer,
     parity.breakdown,
     performance.measured,
+    performance.question,
     performance.bench_delta,
     performance.by_case,
     performance.cases_differ,

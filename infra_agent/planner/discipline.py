@@ -32,25 +32,30 @@ def objection(proposal: Proposal, files: tuple[str, ...], context: Context) -> s
     return (
         _lever(hypothesis)
         or _evidence(hypothesis, context)
-        or _prediction(hypothesis, context.spec)
+        or _prediction(proposal, context.spec)
         or _cheaper(proposal, files, context.spec)
     )
 
 
 def known_metrics(spec: TargetSpec) -> tuple[str, ...]:
     """What a prediction may be about: everything that the target's probes measure."""
-    names = [spec.objective.metric, *(g.metric for g in spec.guardrails)]
-    for probe in spec.shown_probes:
-        match probe:
-            case CallgrindProbe():
-                names.append("instructions")
-            case SlicesProbe():
-                names.append("slice_time_s")
-            case LoadProbe():
-                names += LOAD_METRICS
-            case _:
-                pass
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys((*_judged(spec), *(m for probe in spec.shown_probes for m in _measures(probe)))))
+
+
+def _judged(spec: TargetSpec) -> tuple[str, ...]:
+    return (spec.objective.metric, *(g.metric for g in spec.guardrails))
+
+
+def _measures(probe: Probe) -> tuple[str, ...]:
+    match probe:
+        case CallgrindProbe():
+            return ("instructions",)
+        case SlicesProbe():
+            return ("slice_time_s",)
+        case LoadProbe():
+            return LOAD_METRICS
+        case _:
+            return ()
 
 
 def unexplained(context: Context, left: Mapping[str, str]) -> tuple[str, ...]:
@@ -100,14 +105,18 @@ def _is_known(given: str, context: Context) -> bool:
     return int(first[0]) <= lines if first else True
 
 
-def _prediction(hypothesis: Hypothesis, spec: TargetSpec) -> str | None:
-    predicted = hypothesis.predicted
+def _prediction(proposal: Proposal, spec: TargetSpec) -> str | None:
+    predicted = proposal.hypothesis.predicted
     if predicted is None:
         return "predict the effect: a metric, a direction and a range"
     if predicted.metric not in (known := known_metrics(spec)):
         return f"no probe measures {predicted.metric[:60]!r}; predict one of: {', '.join(known)}"
     if predicted.low < 0 or (predicted.high is not None and predicted.high < predicted.low):
         return "the predicted range must go from a small to a larger relative change, both positive"
+    asked = spec.probe(proposal.probe or spec.objective.probe)
+    if predicted.metric not in (*_judged(spec), *_measures(asked)):
+        able = ", ".join(p.name for p in spec.shown_probes if predicted.metric in _measures(p))
+        return f"probe {asked.name} does not measure {predicted.metric}; ask {able}, or predict what it measures"
     return None
 
 

@@ -19,7 +19,7 @@ from infra_agent.domain import Campaign, CampaignState, Change, Experiment, Nois
 from infra_agent.journal import Journal
 from infra_agent.policy import SCREEN_ALPHA, is_spent
 from infra_agent.report import words
-from infra_agent.report.facts import Comparison, Held, KnobChange, Noise, Report, Tried
+from infra_agent.report.facts import Comparison, Held, KnobChange, Layer, Noise, Report, Tried
 from infra_agent.target import LoadProbe, SlicesProbe, TargetSpec
 
 ORIGINAL = "the original"
@@ -53,7 +53,8 @@ def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result
         planner=campaign.spec.planner, state=campaign.state,
         ended_by=_ended_by(campaign), stop_reason=campaign.stop_reason,
         headline="", metric=spec.objective.metric, direction=spec.objective.direction,
-        comparisons=comparisons, knobs=_knob_changes(spec, result), files=changed_files(result.patch),
+        comparisons=comparisons, layers=_layers(journal), knobs=_knob_changes(spec, result),
+        files=changed_files(result.patch),
         tried=tried, held=_held(spec, journal), warnings=words.warnings(journal, baseline, noise),
         baseline=baseline, noise=noise, min_effect=as_gain(spec.objective.min_effect, spec.objective.direction),
         confidence=(min(e.confidence for e in shown), max(e.confidence for e in shown)) if shown else None,
@@ -89,9 +90,9 @@ def _objective(experiment: Experiment) -> tuple[Signal | None, Effect | None]:
 def _result_experiment(journal: Journal) -> Experiment | None:
     """The experiment that states the result against the original: the accepted change if it is the only one,
     else the latest comparison of the whole result."""
-    if len(journal.accepted) == 1:
-        return journal.accepted[0]
-    best = journal.accepted[-1].commit if journal.accepted else None
+    if len(journal.stack) == 1:
+        return journal.stack[0]
+    best = journal.stack[-1].commit if journal.stack else None
     finals = [e for e in journal.finished if e.role == "final" and e.commit == best]
     return finals[-1] if finals else None
 
@@ -114,7 +115,7 @@ def _original(spec: TargetSpec, journal: Journal, result: Result) -> Comparison:
     launch = spec.launch_file.path if spec.launch_file else ""
     touches_no_more = set(changed_files(result.patch)) <= {launch}
     name = f"{ORIGINAL} {launch}" if launch and touches_no_more else ORIGINAL
-    if not journal.accepted:
+    if not journal.stack:
         return Comparison(against=name, kind="original", is_identical=True)
     measured = _result_experiment(journal)
     return _compared(spec, measured, name, "original") if measured else Comparison(against=name, kind="original")
@@ -140,6 +141,21 @@ def _controls(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Re
             comparison = Comparison(against=control.name, kind="control", is_identical=identical)
         found.append(comparison.model_copy(update={"description": control.description}))
     return found
+
+
+def _layers(journal: Journal) -> tuple[Layer, ...]:
+    """Each accepted change with its share of the latest result, where there are several."""
+    if len(journal.stack) < 2:
+        return ()
+    best = journal.stack[-1].commit
+    measured = {e.proposal.hypothesis.claim: e for e in journal.finished if e.role == "layer" and e.commit == best}
+    found = []
+    for experiment in journal.stack:
+        signal, effect = _objective(m) if (m := measured.get(f"#{experiment.number}")) else (None, None)
+        finding = signal.finding if signal else ""
+        change = describe(experiment.proposal.change)
+        found.append(Layer(number=experiment.number, change=change, finding=finding, effect=effect))
+    return tuple(found)
 
 
 def _same(a: Scalar | None, b: Scalar | None) -> bool:
@@ -192,11 +208,11 @@ def describe(change: Change) -> str:
 
 def _held(spec: TargetSpec, journal: Journal) -> tuple[Held, ...]:
     """Guardrails as the result against the original kept them, gates as the last accepted change passed."""
-    if not journal.accepted:
+    if not journal.stack:
         return ()
     measured = _result_experiment(journal)
     signals = [s for s in (measured.signals if measured else ()) if s.role == "guardrail"]
-    signals += [s for s in journal.accepted[-1].signals if s.role == "gate"]
+    signals += [s for s in journal.stack[-1].signals if s.role == "gate"]
     return tuple(_held_by(spec, s) for s in signals)
 
 

@@ -42,6 +42,17 @@ class Comparison(Record):
     reason: str = ""
 
 
+class Layer(Record):
+    """One accepted change of several, and what the result would lose without it."""
+
+    number: int
+    change: str
+    finding: str = ""
+    """better, worse, same or inconclusive; empty when it was not measured."""
+    effect: Effect | None = None
+    """The whole result against the result without this change."""
+
+
 class KnobChange(Record):
     """A knob that the result sets differently than the original."""
 
@@ -108,6 +119,8 @@ class Report(Record):
     metric: str
     direction: Direction
     comparisons: tuple[Comparison, ...]
+    layers: tuple[Layer, ...] = ()
+    """Of a result of several changes: each one's share, found by leaving it out."""
     knobs: tuple[KnobChange, ...]
     files: tuple[str, ...]
     tried: tuple[Tried, ...]

@@ -22,6 +22,7 @@ def render_text(report: Report, width: int = 100) -> str:
     sections: Sequence[tuple[str, Callable[[Report, int], Iterator[str]]]] = (
         ("Result", _result),
         ("Held against", _against),
+        ("What each change is worth in the result", _layers),
         ("What the result changes", _changes),
         ("What was tried", _tried),
         ("Guardrails and gates of the result", _held),
@@ -93,6 +94,13 @@ def _against(report: Report, width: int) -> Iterator[str]:
     for name, comparison in zip(names, report.comparisons, strict=True):
         said = words.against(comparison, original)
         yield from _wrap(said, width, f"  {plain(name):<{column}}  ", " " * (column + 4))
+
+
+def _layers(report: Report, width: int) -> Iterator[str]:
+    for layer in report.layers:
+        share = words.gain(layer.effect) if layer.effect else "not measured"
+        said = f"{share}{f' ({layer.finding})' if layer.finding else ''}  {layer.change}"
+        yield from _wrap(said, width, f"  {f'#{layer.number}':<4}  ", " " * 8)
 
 
 def _changes(report: Report, width: int) -> Iterator[str]:

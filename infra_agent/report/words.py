@@ -241,9 +241,9 @@ def warnings(journal: Journal, baseline: Effect | None, noise: Noise) -> tuple[s
         found.append(_assumed(noise))
     if unproven := [s for e in measured for s in e.signals if s.rule_id == "integrity.work_unproven"]:
         found.append(f"{unproven[-1].message}. A change that does less work would count as a gain.")
-    if journal.accepted:
+    if journal.stack:
         apart = ("stability.tool_error", "stability.env_contention")
-        events = [s for s in journal.accepted[-1].signals if s.rule_id.startswith("stability.")]
+        events = [s for s in journal.stack[-1].signals if s.rule_id.startswith("stability.")]
         events = [s for s in events if s.rule_id not in apart]
         found += [s.message for s in events if s.level != "note"]
     return tuple(found)

@@ -128,6 +128,7 @@ experiment = Table(
     Column("change", Json, nullable=False),
     Column("change_fingerprint", String, nullable=False, index=True),
     Column("parent_commit", String, nullable=False),
+    Column("against", String),
     Column("commit", String),
     Column("patch", FreeText, nullable=False),
     Column("alpha", Double, nullable=False),

@@ -11,7 +11,8 @@ from test_cli_campaign import make_target
 from feedback.verdict import VerdictKind
 from infra_agent.bench import Site
 from infra_agent.domain import Change, Experiment, Hypothesis, Proposal, State
-from infra_agent.experiment import UNCONFIRMED, Lab, conduct
+from infra_agent.experiment import UNCONFIRMED, conduct
+from infra_agent.lab import Lab
 from infra_agent.target import load_target
 from sandboxes.bubblewrap import probe_host
 from sandboxes.workspace import Repository

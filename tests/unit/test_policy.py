@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from feedback.signals import Effect
 from feedback.verdict import Verdict, VerdictKind
 from infra_agent.domain import Budget, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
 from infra_agent.journal import Journal
@@ -15,12 +16,14 @@ from infra_agent.policy import (
     MIN_CONCLUSION_S,
     PLANNED_SHARE,
     SCREEN_ALPHA,
+    SECOND_BEST_EVERY,
     choose_parent,
     conclusion_s,
     confirm_alpha,
     error_share,
     expected_cost_s,
     planning_s,
+    second_best,
     seconds_left,
     stop_reason,
 )
@@ -185,3 +188,60 @@ def test_planning_leaves_time_for_the_conclusion_once_there_is_something_to_conc
     tried = none_yet.updated(experiment(1))
     assert planning_s(tried, make_spec(minutes=2), 10.0) == 30.0
     assert planning_s(tried, make_spec(minutes=2), 90.0) == 0.0
+
+
+# Lines that are not the best.
+
+
+def gain(estimate: float) -> tuple[Effect, ...]:
+    return (
+        Effect(
+            metric="output_throughput", direction="maximize", baseline=1.0, measured=1 + estimate, ratio=1 + estimate,
+            ratio_lo=1 + estimate - 0.01, ratio_hi=1 + estimate + 0.01, confidence=0.95, method="t", n_units=5,
+            n_observations=20, floor=0.02, floor_known=True,
+        ),
+    )  # fmt: skip
+
+
+def undecided(number: int, estimate: float, **fields: Any) -> Experiment:
+    return experiment(number, VerdictKind.INCONCLUSIVE, effects=gain(estimate), **fields)
+
+
+def lines(*found: Experiment) -> tuple[Experiment, ...]:
+    """These changes, and as many further ones as bring the turn of a second-best line."""
+    fill = range(100, 100 + SECOND_BEST_EVERY - 1 - len(found))
+    return (*found, *(experiment(n) for n in fill))
+
+
+def test_now_and_then_a_change_builds_on_the_most_promising_undecided_one() -> None:
+    found = journal(*lines(undecided(1, 0.01), undecided(2, 0.03), undecided(3, -0.02)))
+    second = second_best(found, "base", "llm")
+    assert second is not None
+    assert second.number == 2
+    assert second_best(found, "base", "search") is None
+    assert second_best(found, "base", "script:x.toml") is None
+    assert second_best(journal(*found.experiments, experiment(200)), "base", "llm") is None
+
+
+def test_a_line_is_taken_up_once_and_only_beside_the_best() -> None:
+    first = undecided(1, 0.03)
+    assert second_best(journal(*lines(first, experiment(2, parent_commit="commit1"))), "base", "llm") is None
+    won = experiment(2, VerdictKind.ACCEPT, effects=gain(0.1))
+    assert second_best(journal(*lines(first, won)), "base", "llm") is None
+    assert second_best(journal(*lines(experiment(1))), "base", "llm") is None
+
+
+def test_of_two_accepted_against_one_commit_the_larger_gain_is_the_result() -> None:
+    small, large = (experiment(n, VerdictKind.ACCEPT, effects=gain(g)) for n, g in ((1, 0.05), (2, 0.2)))
+    later = experiment(3, VerdictKind.ACCEPT, effects=gain(0.03), parent_commit="commit2")
+    other = experiment(4, VerdictKind.ACCEPT, effects=gain(0.5), parent_commit="commit1")
+    found = journal(large, small, later, other)
+    assert [e.number for e in found.stack] == [2, 3]
+    assert choose_parent(found, "base") == "commit3"
+
+
+def test_a_change_of_a_second_best_line_counts_against_what_it_was_measured_against() -> None:
+    won = experiment(1, VerdictKind.ACCEPT, effects=gain(0.05))
+    line = undecided(2, 0.01, parent_commit="commit1")
+    both = experiment(3, VerdictKind.ACCEPT, effects=gain(0.1), parent_commit="commit2", against="commit1")
+    assert [e.number for e in journal(won, line, both).stack] == [1, 3]

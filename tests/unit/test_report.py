@@ -231,7 +231,7 @@ def test_a_guardrail_that_is_lost_against_an_arm_is_said_beside_the_gain() -> No
         in said
     )
     whole = experiment(3, "final", objective(effect(0.75, 0.1), "better"), slower, commit="c2")
-    changes = (accepted(1, effect(0.5, 0.1)), accepted(2, effect(0.2, 0.05)))
+    changes = (accepted(1, effect(0.5, 0.1)), accepted(2, effect(0.2, 0.05), parent_commit="c1"))
     assert "But violates: guardrail p99_ttft_ms -16.0 %" in report(*changes, whole, result=WON).headline
 
 
@@ -257,7 +257,7 @@ def test_a_control_measured_against_an_earlier_best_is_not_the_results() -> None
 
 
 def test_several_accepted_changes_are_stated_by_the_measurement_of_the_whole() -> None:
-    changes = (accepted(1, effect(0.5, 0.1)), accepted(2, effect(0.2, 0.05)))
+    changes = (accepted(1, effect(0.5, 0.1)), accepted(2, effect(0.2, 0.05), parent_commit="c1"))
     unmeasured = report(*changes, result=WON)
     assert "2 changes accepted; the whole was not measured against the original launch.toml yet" in (
         unmeasured.headline
@@ -272,7 +272,7 @@ def test_several_accepted_changes_are_stated_by_the_measurement_of_the_whole() -
 
 
 def test_a_whole_that_was_not_found_better_is_not_called_so() -> None:
-    changes = (accepted(1, effect(0.05, 0.02)), accepted(2, effect(0.04, 0.02)))
+    changes = (accepted(1, effect(0.05, 0.02)), accepted(2, effect(0.04, 0.02), parent_commit="c1"))
     whole = experiment(3, "final", objective(effect(0.03, 0.06), "inconclusive", "why"), commit="c2")
     said = report(*changes, whole, result=WON).headline
     assert said.startswith("2 changes confirmed singly, but the whole is undecided: output_throughput +3.0 %")
@@ -639,3 +639,17 @@ def test_work_that_nothing_proves_is_a_warning() -> None:
     )  # fmt: skip
     found = report(baseline(None, unproven), rejected(1, effect(0.0, 0.01)))
     assert sum("nothing proves that both arms did the same work" in w for w in found.warnings) == 1
+
+
+def test_each_change_of_a_stack_is_stated_with_its_own_share() -> None:
+    changes = (accepted(1, effect(0.5, 0.1)), accepted(2, effect(0.2, 0.05), parent_commit="c1"))
+    whole = experiment(3, "final", objective(effect(0.75, 0.1), "better"), commit="c2")
+    first = experiment(4, "layer", objective(effect(0.44, 0.1), "better"), commit="c2", claim="#1")
+    stale = experiment(5, "layer", objective(effect(0.9, 0.1), "better"), commit="c1", claim="#2")
+    found = report(*changes, whole, first, stale, result=WON)
+    assert [(one.number, one.finding) for one in found.layers] == [(1, "better"), (2, "")]
+    text = render_text(found)
+    assert "What each change is worth in the result" in text
+    assert "#1    +44.0 %" in text
+    assert "#2    not measured" in text
+    assert report(changes[0], result=WON).layers == ()

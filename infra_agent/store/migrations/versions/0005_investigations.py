@@ -1,4 +1,4 @@
-"""Investigations and their parameters, evidence of hypotheses, which planner proposed what.
+"""Investigations and their parameters, evidence of hypotheses, which planner proposed what, against what.
 
 Revision 0005, after 0004.
 """
@@ -18,11 +18,13 @@ def upgrade() -> None:
     """Add the columns; experiments of before have none of these."""
     op.add_column("experiment", sa.Column("params", sa.JSON(none_as_null=True)))
     op.add_column("experiment", sa.Column("planner", sa.String()))
+    op.add_column("experiment", sa.Column("against", sa.String()))
     op.add_column("hypothesis", sa.Column("evidence", sa.JSON(none_as_null=True)))
 
 
 def downgrade() -> None:
     """Drop them again."""
     op.drop_column("hypothesis", "evidence")
+    op.drop_column("experiment", "against")
     op.drop_column("experiment", "planner")
     op.drop_column("experiment", "params")
