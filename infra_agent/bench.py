@@ -19,6 +19,7 @@ from feedback.observations import Scalar
 from infra_agent import packages
 from infra_agent.errors import InfraAgentError
 from infra_agent.target import Probe, TargetSpec
+from infra_agent.turns import Turns
 from sandboxes.results import ArmName, Artefact, Record, Run, Step, StepResult
 from sandboxes.sandbox import ProcessFailed, Sandbox, SandboxSpec, open_sandbox
 from sandboxes.workspace import Repository
@@ -36,6 +37,9 @@ class CandidateFailed(Exception):
     """The candidate failed a probe; the run holds what happened."""
 
 
+MACHINE = Turns()
+
+
 class Site(NamedTuple):
     """What every probe of a campaign needs to know."""
 
@@ -45,6 +49,8 @@ class Site(NamedTuple):
     parity_reference: Path | None = None
     """Teacher-forced scores of the campaign's original, measured twice in its baseline run."""
     sandbox_kind: str = "bubblewrap"
+    turns: Turns = MACHINE
+    """Shared by all experiments that run at once on this machine."""
 
 
 class Stage(Record):

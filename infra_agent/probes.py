@@ -32,8 +32,15 @@ from sandboxes.worker import WorkerArm
 def run_probe(bench: Bench, probe: Probe, clear: Callable[[], bool] = lambda: True) -> None:
     """Run one probe on both arms; `clear` is asked at each look of a paired one.
 
-    Raises CandidateFailed when the candidate's arm failed, BaselineFailed when the baseline's did.
+    What is timed has the machine for itself; the rest may run beside the rest of other experiments. Raises
+    CandidateFailed when the candidate's arm failed, BaselineFailed when the baseline's did.
     """
+    turns = bench.site.turns
+    with turns.alone() if isinstance(probe, PairedProbe) else turns.shared():
+        _run(bench, probe, clear)
+
+
+def _run(bench: Bench, probe: Probe, clear: Callable[[], bool]) -> None:
     match probe:
         case CommandProbe():
             # What is built is needed by both arms, whatever is measured later.

@@ -35,7 +35,7 @@ LAYERS = {
         {"cli"},
     ),
     "infra_agent": (
-        {"errors", "places", "fields", "host"},
+        {"errors", "places", "fields", "host", "turns"},
         {"settings", "knobs", "methods"},
         {"domain", "target"},
         {"forecast", "investigation", "catalogue", "launch", "leftovers", "packages", "scaffold"},
