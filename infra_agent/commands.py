@@ -58,7 +58,7 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
         raise TargetInvalid(f"{directory}: the launch file is outside the knobs' own domains: {reason}")
     planner = find_script(spec.planner, directory)
     spec = spec.model_copy(update={"target": str(directory), "planner": planner})
-    if planner == "search" and not (target.knobs or target.controls or target.moves):
+    if planner in ("search", "random") and not (target.knobs or target.controls or target.moves):
         raise WrongUse(
             f"{target.name} declares no knobs, so a search has nothing to try: add [[knobs]] and a [launch_file] to "
             f"{directory / FILE_NAME}, or plan with --planner script:FILE or --planner llm"
@@ -316,16 +316,38 @@ def result(settings: Settings, campaign_id: str) -> report.Report:
     spec = parse_target(found.target_toml, f"{found.spec.target}/target.toml")
     with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
         noise = _noise(ledger.noise_units, found.host_fingerprint, spec)
+        calls = [report.CallUse(*use) for use in ledger.call_uses(found.id)]
+    cores = len(host.cpus())
     base, best = found.base_commit, journal.best_commit(found.base_commit)
     repository = Repository(campaign_directory(settings, found.id) / "repo")
     try:
         patch = repository.diff(base, best) if best != base else ""
         before, after = (_knobs_of(repository, commit, spec) for commit in (base, best))
     except RepositoryLost as error:
-        return _without_repository(report.build(found, spec, journal, report.Result(noise=noise)), str(error))
+        return _without_repository(
+            report.build(found, spec, journal, report.Result(noise=noise, cores=cores, calls=calls)), str(error)
+        )
     except SandboxError as error:
         raise PlatformFailed(str(error)) from error
-    return report.build(found, spec, journal, report.Result(patch, before, after, noise))
+    return report.build(found, spec, journal, report.Result(patch, before, after, noise, cores, calls))
+
+
+def against(settings: Settings, campaign_id: str, other_id: str) -> report.Versus:
+    """Two campaigns side by side at equal budgets. Raises NotFound, and WrongUse where they can't be compared."""
+    found = [campaign(settings, given) for given in (campaign_id, other_id)]
+    try:
+        originals = [_original_tree(settings, side) for side, _ in found]
+    except (RepositoryLost, SandboxError):  # then by the commit of the user's own repository
+        originals = [side.source_commit for side, _ in found]
+    sides = [
+        report.Side(side, parse_target(side.target_toml, f"{side.spec.target}/target.toml"), journal, original)
+        for (side, journal), original in zip(found, originals, strict=True)
+    ]
+    return report.compare(*sides)
+
+
+def _original_tree(settings: Settings, found: Campaign) -> str:
+    return Repository(campaign_directory(settings, found.id) / "repo").tree(found.base_commit)
 
 
 def _without_repository(found: report.Report, warning: str) -> report.Report:

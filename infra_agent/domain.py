@@ -131,7 +131,7 @@ class Experiment(Record):
     sandbox_s: float = 0.0
     """Wall time spent in sandboxed work."""
     model_s: float = 0.0
-    """Wall time spent waiting for the planner's model before this experiment."""
+    """Wall time that the planner took before this experiment: nearly all of it is its model's."""
 
     @property
     def baseline(self) -> str:
@@ -168,13 +168,32 @@ class Budget(Record):
     """Sandboxed time multiplied with the accelerators that the target needs."""
 
 
+PLANNERS = ("llm", "search", "random", "best-of-n", "portfolio")
+"""Kinds of planners; `script:FILE`, and `portfolio:KIND,KIND` with a choice of its own, name what they take."""
+PORTFOLIO = "portfolio:"
+UNSHARED = ("portfolio", "external")
+"""Kinds that can't be part of a portfolio."""
+
+
+def planner_refusal(planner: str) -> str | None:
+    """Why this names no planner, or None if it does."""
+    members = planner.removeprefix(PORTFOLIO).split(",") if planner.startswith(PORTFOLIO) else []
+    shared = [kind for kind in PLANNERS if kind not in UNSHARED]
+    for member in members:
+        if member not in shared or members.count(member) > 1:
+            return f"a portfolio takes some of {', '.join(shared)}, each once; {member!r} is not right in {planner!r}"
+    if members or planner in PLANNERS or planner.startswith("script:"):
+        return None
+    return f"unknown planner {planner!r}; use {', '.join(PLANNERS)}, portfolio:KIND,KIND or script:FILE"
+
+
 class CampaignSpec(Record):
     """What a user asks for."""
 
     target: str
     """Path of the target as given, or the name of a shipped target."""
     planner: str = "search"
-    """llm, search or script:FILE."""
+    """One of PLANNERS, portfolio:KIND,KIND or script:FILE."""
     budget: Budget = Budget()
     seed: int = 0
     error_budget: float = Field(default=0.05, gt=0, lt=1)
@@ -183,8 +202,8 @@ class CampaignSpec(Record):
     @field_validator("planner")
     @classmethod
     def _known(cls, planner: str) -> str:
-        if planner not in ("llm", "search") and not planner.startswith("script:"):
-            raise ValueError(f"unknown planner {planner!r}; use llm, search or script:FILE")
+        if reason := planner_refusal(planner):
+            raise ValueError(reason)
         return planner
 
 

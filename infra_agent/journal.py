@@ -6,6 +6,7 @@ seen, nor among the tried knobs, nor rendered. It still counts as one of the cha
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from pydantic import field_validator
@@ -77,19 +78,30 @@ class Journal(Record):
         return effect.improvement if effect else 0.0
 
     def best_commit(self, base: str) -> str:
-        """The commit of the last accepted change, or `base`."""
+        """The commit of the best accepted change, or `base`."""
         return self.stack[-1].commit or base if self.stack else base
 
     @property
     def stack(self) -> tuple[Experiment, ...]:
-        """The accepted changes that make up the result, in order. Of several that were accepted against the same
-        commit, only the one with the largest gain belongs to it."""
-        starts = [e.baseline for e in (*(e for e in self.experiments if e.role == "baseline"), *self.accepted)]
-        at, found = (starts[0] if starts else None), list[Experiment]()
-        while rivals := [e for e in self.accepted if e.commit and e.baseline == at and e not in found]:
-            found.append(max(rivals, key=lambda e: (self.improvement(e), e.number)))
-            at = found[-1].commit
+        """The accepted changes that make up the result, in order, each measured against the one before: of all such
+        lines from the original the one that gained most, the later of two equal ones."""
+        gains = self.confirmed_gains()
+        ranked = [(gains[e.commit], e.number, e) for e in self.accepted if e.commit in gains]
+        found = [max(ranked, key=lambda entry: entry[:2])[2]] if ranked else []
+        made = {e.commit: e for e in reversed(self.accepted)}
+        while found and (below := made.get(found[0].baseline)) is not None and below not in found:
+            found.insert(0, below)
         return tuple(found)
+
+    def confirmed_gains(self) -> dict[str, float]:
+        """The log-gain over the original of every commit that a line of accepted changes leads to: the sum of their
+        confirmed effects, in the wanted direction."""
+        starts = [e.baseline for e in (*(e for e in self.experiments if e.role == "baseline"), *self.accepted)]
+        gains = dict.fromkeys(starts[:1], 0.0)
+        for experiment in self.accepted:  # by number, so what one was measured against stands before it
+            if experiment.commit and experiment.baseline in gains:
+                gains.setdefault(experiment.commit, gains[experiment.baseline] + log_gain(experiment))
+        return gains
 
     def seen(self, change_fingerprint: str, parent_commit: str, patch: str = "") -> Experiment | None:
         """The latest experiment that makes this one needless: the same change of the same parent, or another
@@ -128,6 +140,14 @@ class Journal(Record):
             counts = ", ".join(f"{count} {outcome}" for outcome, count in left_out.items())
             lines.insert(0, f"({left_out.total()} more not shown: {counts})")
         return "\n".join(lines)
+
+
+def log_gain(experiment: Experiment) -> float:
+    """An experiment's effect on the objective as a log-ratio in the wanted direction; 0 where none was measured."""
+    effect = _objective(experiment)
+    if effect is None or not (math.isfinite(effect.ratio) and effect.ratio > 0):
+        return 0.0
+    return math.log(effect.ratio) if effect.direction == "maximize" else -math.log(effect.ratio)
 
 
 def _is_evidence(experiment: Experiment) -> bool:

@@ -91,6 +91,7 @@ def run_campaign(desk: Desk) -> tuple[str, str]:
         parent, best = policy.choose_parent(journal, base), journal.best_commit(base)
         if second := policy.second_best(journal, base, spec.planner):
             parent = second.commit or parent
+        asked_s = time.monotonic()
         try:
             action = desk.planner.next_action(_context(desk, journal, parent))
         except TimeUp:
@@ -101,16 +102,16 @@ def run_campaign(desk: Desk) -> tuple[str, str]:
             break
         if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):  # a model may think for minutes
             break
-        journal = _conduct(desk, journal, _next(desk, journal, parent, best, action))
+        thought_s = time.monotonic() - asked_s
+        journal = _conduct(desk, journal, _next(desk, journal, parent, best, action, thought_s))
     _conclude(desk, journal)
     return ended, reason
 
 
 def _context(desk: Desk, journal: Journal, parent: str) -> Context:
     """What the planner is shown."""
-    tree = desk.lab.runs.parent / "trees" / parent
-    if not tree.exists():
-        desk.lab.site.repository.checkout(parent, tree)
+    base = desk.campaign.base_commit
+    tree, base_tree = _tree(desk, parent), _tree(desk, base)
     latest = [e for e in journal.finished if e.role == "change"][-DIGEST_EXPERIMENTS:]
     return Context(
         spec=desk.lab.spec,
@@ -126,10 +127,23 @@ def _context(desk: Desk, journal: Journal, parent: str) -> Context:
         digest="\n\n".join(f"experiment {e.number}:\n{digest(rank(e.signals), 600)}" for e in latest),
         experiments_left=desk.campaign.spec.budget.experiments - journal.number_of_changes,
         seconds_left=policy.planning_s(journal, desk.campaign.spec, desk.elapsed_s()),
+        base_commit=base,
+        base_tree=base_tree,
+        base_knobs=read_knobs(base_tree, desk.lab.spec),
     )
 
 
-def _next(desk: Desk, journal: Journal, parent: str, best: str, action: Propose | Investigate) -> Experiment:
+def _tree(desk: Desk, commit: str) -> Path:
+    """A checkout of a commit, to be read only."""
+    tree = desk.lab.runs.parent / "trees" / commit
+    if not tree.exists():
+        desk.lab.site.repository.checkout(commit, tree)
+    return tree
+
+
+def _next(
+    desk: Desk, journal: Journal, parent: str, best: str, action: Propose | Investigate, thought_s: float
+) -> Experiment:
     """What a planner asked for, as the next experiment. Investigations accept nothing, so they risk nothing."""
     if isinstance(action, Propose):
         role: Role = "change"
@@ -137,7 +151,9 @@ def _next(desk: Desk, journal: Journal, parent: str, best: str, action: Propose 
     else:
         role, alpha = "investigation", 0.0
         asked = Hypothesis(claim=action.question, question=action.question)
-        proposal = Proposal(hypothesis=asked, change=Change(), probe=action.probe, params=action.params)
+        proposal = Proposal(
+            hypothesis=asked, change=Change(), probe=action.probe, params=action.params, planner=action.planner
+        )
     return Experiment(
         id=new_id("exp"),
         campaign_id=desk.campaign.id,
@@ -145,9 +161,11 @@ def _next(desk: Desk, journal: Journal, parent: str, best: str, action: Propose 
         role=role,
         state=State.WAITING,
         proposal=proposal,
-        parent_commit=parent,
-        against=best if role == "change" and best != parent else None,
+        parent_commit=action.parent or parent,
+        # Where a planner chose the parent itself, as a control arm does, it is what the change is measured against.
+        against=best if role == "change" and best != parent and not action.parent else None,
         alpha=alpha,
+        model_s=thought_s,
     )
 
 

@@ -19,10 +19,10 @@ from infra_agent import commands, doctor, overview, scaffold
 from infra_agent.cli import files
 from infra_agent.cli.codes import DONE, INTERRUPTED, NOTHING_ACCEPTED, PLATFORM, WRONG_USE
 from infra_agent.cli.output import note, result, result_bytes, shown
-from infra_agent.domain import Campaign, Event
+from infra_agent.domain import PLANNERS, Campaign, Event
 from infra_agent.errors import InfraAgentError, PlatformFailed, WrongUse
 from infra_agent.progress import Progress
-from infra_agent.report import Report, render_text
+from infra_agent.report import Report, render_text, render_versus
 from infra_agent.request import request
 from infra_agent.settings import Settings, load_settings
 
@@ -74,7 +74,11 @@ def run(
         str | None, typer.Argument(help="Directory with a target.toml, or a shipped target's name.")
     ] = None,
     planner: Annotated[
-        str | None, typer.Option(help="llm, search or script:FILE. Default: llm if a model is set, else search.")
+        str | None,
+        typer.Option(
+            help=f"{', '.join(PLANNERS)} (portfolio:KIND,KIND chooses) or script:FILE. Default: llm if a model is "
+            "set, else search. random and best-of-n are control arms."
+        ),
     ] = None,
     experiments: Annotated[
         int | None, typer.Option(min=1, help="Changes to try at most (default 20); a total when resuming.")
@@ -126,9 +130,19 @@ def show(
     patch: Annotated[
         bool, typer.Option("--patch", help="Print only the diff, for `git apply`; with --json, as `patch`.")
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="CAMPAIGN2", help="Beside another planner's campaign, at equal budgets."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Show what a campaign found, so far or in the end."""
+    if against is not None:
+        if patch:
+            raise WrongUse("--against compares two campaigns and --patch prints one's diff; give one of them")
+        versus = commands.against(load_settings(), campaign, against)
+        _print(render_versus(versus, _width()), versus.model_dump(mode="json"), as_json)
+        return DONE
     report = commands.result(load_settings(), campaign)
     if not patch:
         _print_report(report, as_json)

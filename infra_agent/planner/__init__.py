@@ -40,12 +40,27 @@ class Context(Record):
     source_commit: str = ""
     investigations_left: int = 0
     """How many more of them this step may make."""
+    sample: str = ""
+    """Of independent proposals that must not know of each other, which one this is."""
+    base_commit: str = ""
+    """The commit that the campaign started from: the original. Empty where it is the parent."""
+    base_tree: Path = Path()
+    base_knobs: dict[str, Scalar | None] = {}
+
+    def at_original(self) -> Context:
+        """The same context with the original as the parent of the next change."""
+        if not self.base_commit:
+            return self
+        original = {"parent_commit": self.base_commit, "parent_tree": self.base_tree, "knobs": self.base_knobs}
+        return self.model_copy(update=original)
 
 
 class Propose(Record):
     """Measure this change."""
 
     proposal: Proposal
+    parent: str = ""
+    """The commit that the change applies to, one that the context names; empty: the context's parent."""
 
 
 class Investigate(Record):
@@ -54,6 +69,10 @@ class Investigate(Record):
     question: str
     probe: str
     params: dict[str, tuple[Scalar, ...]] = {}
+    parent: str = ""
+    """As in Propose."""
+    planner: str = ""
+    """Which planner asks, where several share a campaign."""
 
 
 class Stop(Record):

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from infra_agent.domain import CampaignSpec, Proposal
+from infra_agent.domain import PORTFOLIO, UNSHARED, CampaignSpec, Proposal, planner_refusal
 from infra_agent.errors import WrongUse
 from infra_agent.planner import Planner
+from infra_agent.planner.best_of_n import BestOfNPlanner
 from infra_agent.planner.calls import CallsInMemory, ModelJournal
+from infra_agent.planner.chance import RandomPlanner
+from infra_agent.planner.portfolio import PortfolioPlanner
 from infra_agent.planner.scripted import ScriptedPlanner, read_script
 from infra_agent.planner.search import SearchPlanner
 from infra_agent.settings import Settings
@@ -42,9 +45,9 @@ def build_planner(
 
     Raises WrongUse for an unknown kind, a campaign without its script and a model that is not configured.
     """
-    kind = "script" if spec.planner.startswith(SCRIPT) else spec.planner
-    if kind not in KINDS:
-        raise WrongUse(f"unknown planner {spec.planner!r}; use {', '.join(KINDS)} (script:FILE)")
+    kind = spec.planner.partition(":")[0]
+    if reason := planner_refusal(spec.planner):
+        raise WrongUse(reason)
     return KINDS[kind](spec, Material(settings, CallsInMemory() if calls is None else calls, script))
 
 
@@ -64,7 +67,7 @@ def _llm(spec: CampaignSpec, material: Material) -> Planner:
     settings = material.settings
     if not settings.has_model:
         raise WrongUse(
-            "--planner llm needs a model: set INFRA_AGENT_MODEL, and OPENAI_API_KEY or OPENAI_BASE_URL "
+            f"--planner {spec.planner} needs a model: set INFRA_AGENT_MODEL, and OPENAI_API_KEY or OPENAI_BASE_URL "
             "(any OpenAI-compatible endpoint); or use --planner search, which needs none"
         )
     # Importing the model's client takes longer than most commands; only this planner pays for it.
@@ -73,8 +76,33 @@ def _llm(spec: CampaignSpec, material: Material) -> Planner:
     return LlmPlanner(settings, material.calls)
 
 
+def _random(spec: CampaignSpec, material: Material) -> Planner:
+    return RandomPlanner(spec.seed)
+
+
+def _best_of_n(spec: CampaignSpec, material: Material) -> Planner:
+    return BestOfNPlanner(_llm(spec, material))
+
+
+def _portfolio(spec: CampaignSpec, material: Material) -> Planner:
+    members = portfolio_members(spec.planner, material.settings)
+    return PortfolioPlanner({kind: KINDS[kind](spec, material) for kind in members})
+
+
+def portfolio_members(planner: str, settings: Settings) -> tuple[str, ...]:
+    """The kinds that share a campaign's budget: those that are named, else all that need nothing, and `llm` where a
+    model is set."""
+    if planner.startswith(PORTFOLIO):
+        return tuple(planner.removeprefix(PORTFOLIO).split(","))
+    wanted = ("search", "playbook", "random", *(("llm",) if settings.has_model else ()))
+    return tuple(kind for kind in wanted if kind in KINDS and kind not in UNSHARED)
+
+
 KINDS: dict[str, Callable[[CampaignSpec, Material], Planner]] = {
     "llm": _llm,
     "search": _search,
+    "random": _random,
+    "best-of-n": _best_of_n,
+    "portfolio": _portfolio,
     "script": _script,
 }

@@ -29,6 +29,7 @@ DIGEST_CHARACTERS = 8_000
 ENTRY_TOKENS = 2_000
 ENTRY_CHARACTERS = 16_000
 PATCH_CHARACTERS = 6_000
+INDEPENDENT = "\nThis is independent sample {}: others are drawn from the same original and don't know of it.\n"
 
 
 def prompt(name: str) -> str:
@@ -67,7 +68,7 @@ def campaign(context: Context) -> str:
         levers="\n".join(f"- {lever}" for lever in ledger(past, spec)),
         journal=journal(past),
         digest=fence(context.digest or "none yet", "signals", DIGEST_CHARACTERS),
-    )
+    ) + (INDEPENDENT.format(context.sample) if context.sample else "")
 
 
 def journal(past: Journal, lines: int = JOURNAL_LINES) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeGuard
 
 from feedback.observations import Scalar
-from infra_agent.planner.trials import Gain
+from infra_agent.planner.trials import Gain, Trials
 from infra_agent.target import Knob
 
 SMALL = 16
@@ -25,6 +25,8 @@ class Step(NamedTuple):
     before: Scalar | None
     after: Scalar | None
     gain: Gain
+    is_within_noise: bool = False
+    """The estimate is smaller than the noise floor."""
 
 
 class Response:
@@ -47,6 +49,11 @@ class Response:
     def is_flat(self) -> bool:
         """Whether at least two steps showed that the knob does nothing here."""
         return len(self.steps) > 1 and all(abs(step.gain.estimate) < self.worth / 2 for step in self.steps)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether steps were measured and none left the noise floor."""
+        return bool(self.steps) and all(step.is_within_noise for step in self.steps)
 
     def beyond(self, before: Scalar | None, after: Scalar | None) -> Scalar | None:
         """One step further in the direction from `before` to `after`; None where there is none."""
@@ -135,6 +142,26 @@ class Response:
             about = 2**position if position >= 0 else position + 1
             inside = [v for v in (math.floor(about), math.ceil(about)) if low < v < high and self.is_allowed(v)]
         return min(inside, key=lambda v: abs(self.scale(float(v)) - position), default=None)
+
+
+def steps_of(knob: Knob, trials: Trials) -> Sequence[Step]:
+    """The measured changes of this knob alone, as the engine sees them."""
+    name, force = knob.name, trials.effective
+    return [
+        Step(force(name, t.before[name]), force(name, t.changed[name]), t.gain, t.is_within_noise)
+        for t in trials.all
+        if set(t.changed) == {name} and t.gain is not None
+    ]
+
+
+def scaled(share: float, low: int, high: int) -> int:
+    """The whole number that far between two others, on the scale on which steps are even."""
+
+    def position(value: int) -> float:
+        return math.copysign(math.log2(1 + abs(value)), value)
+
+    at = position(low) + share * (position(high) - position(low))
+    return min(high, max(low, round(math.copysign(2 ** abs(at) - 1, at))))
 
 
 def is_number(value: Scalar | None) -> TypeGuard[int | float]:

@@ -1,11 +1,13 @@
 """A planner that needs no model: a search over launch parameters for few, expensive, noisy measurements.
 
-From the values of the current parent it tries, in this order: the target's control arms (throwing away a bad
-inherited configuration is the cheapest large win); its joint moves; one step further where the latest step
-paid off; the peak that a knob's measurements point to; each knob's suggested values, and after each round of
-them the small gains pooled into one change; what was undecided, beside the values accepted since; neighbours
-of the values in force, those knobs first whose measurements leave the most room. The journal is its only
-memory: the same journal gives the same proposal.
+From the values of the current parent it first screens one thing at a time: the target's control arms (throwing away
+a bad inherited configuration is the cheapest large win), its joint moves, each knob's suggested values, and after each
+round of them the small gains pooled into one change. Between these come steps from what was found: one further where
+the latest paid off, the peak that a knob's measurements point to. Then what was undecided, beside the values accepted
+since, and neighbours of the values in force, those knobs first whose measurements leave the most room. Only when these
+are used up come joint changes that Optuna's TPE hopes for: at a few dozen noisy measurements it is worse than steps
+(`benchmarks/planner_search.py`), but it finds what no single step shows. The journal is the planner's only memory: the
+same journal gives the same proposal.
 """
 
 from __future__ import annotations
@@ -14,15 +16,24 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from feedback.observations import Scalar
+from feedback.verdict import VerdictKind
 from infra_agent.domain import Change, Hypothesis, Prediction, Proposal
 from infra_agent.planner import Action, Context, Propose, Stop
-from infra_agent.planner.response import Response, Step
-from infra_agent.planner.trials import Knobs, Trials
+from infra_agent.planner.response import Response, steps_of
+from infra_agent.planner.sampler import Axis, axis, draw
+from infra_agent.planner.trials import Knobs, Trials, read_trials
 from infra_agent.target import Knob, TargetSpec
 
+Phase = Literal["local", "joint"]
+PHASES: tuple[Phase, ...] = ("local", "joint")
+"""After the screening: steps from what it found, then joint changes that TPE hopes for."""
+PATIENCE = 12
+"""So many joint changes in a row without an acceptance, and the space counts as explored."""
+SAMPLED = "Optuna's TPE over "
+"""How the mechanism of a joint change begins."""
 TRIES = 2
 """The same change is measured at most this often, each time beside other values."""
 ENOUGH_TO_POOL = 3
@@ -44,14 +55,15 @@ class Candidate(NamedTuple):
 class SearchPlanner:
     """Coordinate and pattern search over the target's knobs. `seed` orders knobs that nothing else orders."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, phases: tuple[Phase, ...] = PHASES) -> None:
         self._seed = seed
+        self._phases = phases
 
     def next_action(self, context: Context) -> Action:
         """The first candidate that is allowed and new, or Stop with what was covered."""
         if not context.spec.knobs:
             return Stop(reason="the target declares no knobs to search; use --planner llm or script:FILE")
-        search = _Search(context, self._seed)
+        search = _Search(context, self._seed, self._phases)
         for candidate in search.candidates():
             changed = search.difference(candidate.changed)
             if changed and search.is_open(changed, candidate.tries):
@@ -62,26 +74,69 @@ class SearchPlanner:
 class _Search:
     """The candidates from one parent, best first."""
 
-    def __init__(self, context: Context, seed: int) -> None:
+    def __init__(self, context: Context, seed: int, phases: tuple[Phase, ...]) -> None:
+        self.phases = phases
         self.spec = context.spec
         self.here = context.knobs
         self.is_last = context.experiments_left <= 1
         self.seed = seed
         self.worth = math.log1p(context.spec.objective.min_effect)
-        self.trials = Trials(context)
+        self.trials = read_trials(context)
         self.left_behind = self.trials.left_behind()
 
     def candidates(self) -> Iterator[Candidate]:
         """Every candidate in order; those already measured are among them."""
+        local = "local" in self.phases
         if self.is_last:  # one experiment is best spent on what may add up
             yield from self.pools()
-        yield from chain(self.controls(), self.moves(), self.further(), self.guesses(Response.peak))
+        yield from chain(self.controls(), self.moves())
+        if local:
+            yield from chain(self.further(), self.guesses(Response.peak))
         yield from self.pools(least=ENOUGH_TO_POOL)
         for number in range(max(len(knob.suggest) for knob in self.spec.knobs)):
             yield from self.suggestions(number)
             yield from self.pools()
-        yield from chain(self.guesses(Response.inside), self.again(0.0), self.neighbours())
-        yield from chain(self.pools(), self.again(-math.inf))
+        if local:
+            yield from chain(self.guesses(Response.inside), self.again(0.0), self.neighbours())
+            yield from chain(self.pools(), self.again(-math.inf))
+        if "joint" in self.phases:
+            yield from self.joint()
+
+    def joint(self) -> Iterator[Candidate]:
+        """Changes of several knobs at once. A knob whose measured steps all stayed within the noise floor waits
+        until the others are explored."""
+        active = [knob for knob in self.spec.knobs if not self.response(knob).is_noise]
+        barren = self.barren()
+        for number, knobs in enumerate((active, list(self.spec.knobs))):
+            if barren < PATIENCE * (number + 1) and (number or len(knobs) < len(self.spec.knobs)):
+                axes = [axis(knob, self.trials, self.here.get(knob.name)) for knob in knobs]
+                yield from self.sampled([a for a in axes if len(a.values) > 1])
+
+    def sampled(self, axes: list[Axis]) -> Iterator[Candidate]:
+        """What TPE draws."""
+        for knobs in draw(axes, self.here, self.trials, self.seed_of_step()):
+            changed = self.difference(knobs)
+            mechanism = f"{SAMPLED}{', '.join(a.name for a in axes)}: like the best of {len(self.trials.all)} measured."
+            if len(changed) > 1 and not self.breaks_a_gate(changed):  # single steps were the first phase's
+                yield Candidate(changed, f"{_text(changed)} together resemble the best so far", mechanism)
+
+    def seed_of_step(self) -> int:
+        """A seed that the campaign's seed and the number of trials fix."""
+        return int(hashlib.sha256(f"{self.seed}:{len(self.trials.all)}".encode()).hexdigest()[:8], 16)
+
+    def barren(self) -> int:
+        """Joint changes since the last acceptance."""
+        count = 0
+        for trial in reversed(self.trials.all):
+            if trial.verdict is VerdictKind.ACCEPT:
+                break
+            count += trial.mechanism.startswith(SAMPLED)
+        return count
+
+    def breaks_a_gate(self, changed: Knobs) -> bool:
+        """Whether a value of this change was found to break a gate by itself."""
+        items = self.trials.items(changed)
+        return any("gate" in t.broken and len(t.items) == 1 and t.items <= items for t in self.trials.all)
 
     def difference(self, changed: Knobs) -> Knobs:
         """What of a change the engine would see."""
@@ -185,13 +240,8 @@ class _Search:
 
     def response(self, knob: Knob) -> Response:
         """The steps of this knob alone that were measured, and the value in force."""
-        name, force = knob.name, self.trials.effective
-        steps = [
-            Step(force(name, trial.before[name]), force(name, trial.changed[name]), trial.gain)
-            for trial in self.trials.all
-            if set(trial.changed) == {name} and trial.gain is not None
-        ]
-        return Response(knob, force(name, self.here.get(name)), steps, self.worth)
+        force = self.trials.effective(knob.name, self.here.get(knob.name))
+        return Response(knob, force, steps_of(knob, self.trials), self.worth)
 
     def knob(self, name: str) -> Knob:
         """The knob of that name."""
@@ -233,8 +283,10 @@ def _coverage(spec: TargetSpec, trials: Trials) -> str:
     for knob in spec.knobs:
         values = dict.fromkeys(_value(t.changed[knob.name]) for t in trials.all if knob.name in t.changed)
         tried.append(f"{knob.name} ({', '.join(values) or 'nothing else allowed'})")
+    joint = sum(trial.mechanism.startswith(SAMPLED) for trial in trials.all)
+    last = f", and the last of {_count(joint, 'joint change')} found nothing more" if joint else ""
     return (
-        f"nothing new is left next to the values in force: {len(trials.all)} changes were measured, "
+        f"nothing new is left next to the values in force{last}: {len(trials.all)} changes were measured, "
         f"{_count(len(spec.controls), 'control arm')} and {_count(len(spec.moves), 'joint move')} among them; "
         f"tried values: {'; '.join(tried)}"
     )

@@ -17,9 +17,12 @@ from feedback.verdict import VerdictKind
 from infra_agent import forecast
 from infra_agent.domain import Campaign, CampaignState, Change, Experiment, NoiseUnits
 from infra_agent.journal import Journal
+from infra_agent.planner.trials import Here
 from infra_agent.policy import SCREEN_ALPHA, is_spent
 from infra_agent.report import words
+from infra_agent.report.effort import CallUse, shares
 from infra_agent.report.facts import Comparison, Held, KnobChange, Layer, Noise, Report, Tried
+from infra_agent.report.learned import knob_effects
 from infra_agent.target import LoadProbe, SlicesProbe, TargetSpec
 
 ORIGINAL = "the original"
@@ -36,11 +39,16 @@ class Result(NamedTuple):
     """The best commit's."""
     noise: NoiseUnits | None = None
     """A/A units that are known for the objective on the campaign's host."""
+    cores: int = 1
+    """CPUs that values such as `cores` mean."""
+    calls: Sequence[CallUse] = ()
+    """What the models' calls took."""
 
 
 def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result) -> Report:
     """The report of a campaign, finished or not."""
     comparisons = (_original(spec, journal, result), *_controls(campaign, spec, journal, result))
+    base = campaign.base_commit
     tried = tuple(_tried(e) for e in journal.experiments if e.role == "change")
     baseline = next((_objective(e)[1] for e in journal.finished if e.role == "baseline"), None)
     judged = [effect for e in journal.finished if (effect := _objective(e)[1]) is not None]
@@ -56,11 +64,14 @@ def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result
         comparisons=comparisons, layers=_layers(journal), knobs=_knob_changes(spec, result),
         files=changed_files(result.patch),
         tried=tried, held=_held(spec, journal), warnings=words.warnings(journal, baseline, noise),
+        shares=shares(campaign, spec, journal, result.calls),
+        knob_effects=knob_effects(spec, journal, Here(journal.best_commit(base), dict(result.after)), result.cores),
         baseline=baseline, noise=noise, min_effect=as_gain(spec.objective.min_effect, spec.objective.direction),
         confidence=(min(e.confidence for e in shown), max(e.confidence for e in shown)) if shown else None,
         method=shown[-1].method if shown else "",
         error_budget=campaign.spec.error_budget, error_spent=sum(e.alpha for e in changes),
         budget=campaign.spec.budget, n_changes=len(tried), n_accepted=len(journal.accepted),
+        n_in_result=len(journal.stack),
         created_at=campaign.created_at, elapsed_s=campaign.elapsed_s,
         sandbox_s=sum(e.sandbox_s for e in journal.experiments),
         patch=result.patch, next=(),
@@ -190,6 +201,7 @@ def _tried(experiment: Experiment) -> Tried:
         claim=experiment.proposal.hypothesis.claim,
         outcome=verdict.kind.value if verdict else experiment.state.value,
         confirmed=experiment.confirmed, effect=effect, reason=reason, sandbox_s=experiment.sandbox_s,
+        planner=experiment.proposal.planner,
         forecast=forecast.held_against(predicted, effects) if predicted and verdict else None,
         work=tuple(s.message for s in experiment.signals if s.rule_id == "performance.instructions"),
     )  # fmt: skip

@@ -77,6 +77,8 @@ class Tried(Record):
     """On the objective, against the parent; None when it was not measured."""
     reason: str
     sandbox_s: float
+    planner: str = ""
+    """Who proposed it, where several share the campaign."""
     forecast: Forecast | None = None
     """None where the hypothesis predicted nothing."""
     work: tuple[str, ...] = ()
@@ -104,6 +106,53 @@ class Noise(Record):
     """Identical arms differ on this host, by what is known today; a floor measured here is raised by it."""
 
 
+class PlannerShare(Record):
+    """What one planner of a campaign spent, and what came of it."""
+
+    planner: str
+    n_experiments: int
+    """Changes that it proposed."""
+    n_investigations: int
+    n_accepted: int
+    sandbox_s: float
+    model_s: float
+    """Wall time that it took to plan."""
+    tokens: int
+    """Of models: prompts and completions together."""
+    gain: float
+    """By how much its changes raised the best confirmed result, on the scale of the gains, one after the other."""
+
+
+class KnobEffect(Record):
+    """What the campaign learned of one knob."""
+
+    name: str
+    share: float | None
+    """Its part of the differences that the knobs explain, by the method of KnobEffects; None where it says nothing."""
+    n_steps: int
+    """Measured changes of this knob alone."""
+    n_trials: int
+    """Measured changes that it is part of."""
+    best: tuple[float, float, float] | None
+    """The largest gain of a step of this knob alone, with its interval's ends, as a relative gain."""
+    worst: tuple[float, float, float] | None
+    """The largest loss."""
+    is_noise: bool
+    """Steps of this knob alone were measured, and none left the noise floor."""
+
+
+class KnobEffects(Record):
+    """Which knob explained how much of the measured differences."""
+
+    method: Literal["single steps", "PED-ANOVA", ""]
+    """`single steps`: squared spreads between a knob's best and worst value with everything else alike. `PED-ANOVA`:
+    Optuna's, over assignments of all knobs. Empty: nothing can be said yet."""
+    n_trials: int
+    """Assignments that were measured."""
+    caveat: str
+    knobs: tuple[KnobEffect, ...]
+
+
 class Report(Record):
     """A campaign's result, finished or not."""
 
@@ -125,6 +174,10 @@ class Report(Record):
     files: tuple[str, ...]
     tried: tuple[Tried, ...]
     held: tuple[Held, ...]
+    shares: tuple[PlannerShare, ...]
+    """Of each planner, where several share the campaign; else of the one."""
+    knob_effects: KnobEffects | None
+    """None where no change of knobs was measured."""
     warnings: tuple[str, ...]
     baseline: Effect | None
     """The baseline against itself."""
@@ -140,6 +193,8 @@ class Report(Record):
     budget: Budget
     n_changes: int
     n_accepted: int
+    n_in_result: int
+    """Accepted changes that the result is made of; fewer where some were made beside each other."""
     created_at: datetime
     elapsed_s: float
     sandbox_s: float

@@ -15,6 +15,8 @@ PATCH_LINES = 40
 _NO_BREAK = "\u00a0"
 _REASON_CHARACTERS = 240
 _CLAIM_CHARACTERS = 200
+ROUTINE = ("search", "random")
+"""Planners that predict the same of every change."""
 
 
 def render_text(report: Report, width: int = 100) -> str:
@@ -25,6 +27,8 @@ def render_text(report: Report, width: int = 100) -> str:
         ("What each change is worth in the result", _layers),
         ("What the result changes", _changes),
         ("What was tried", _tried),
+        ("What each knob did", _knobs),
+        ("Who proposed", _shares),
         ("Guardrails and gates of the result", _held),
         ("How it was measured", _measured),
         ("Warnings", _warnings),
@@ -69,10 +73,11 @@ def _ending(report: Report, width: int) -> list[str]:
     if not report.stop_reason:
         return []
     label = f"ended by the {report.ended_by}: " if report.ended_by else "why it stopped: "
-    return _wrap(report.stop_reason, width, f"  {label}", "    ")
+    return wrap(report.stop_reason, width, f"  {label}", "    ")
 
 
-def _wrap(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:
+def wrap(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:
+    """A text as lines, at most `width` columns wide where a word allows it."""
     kept = plain(text).replace(" %", f"{_NO_BREAK}%")  # a number stays with its unit
     wrapped = textwrap.wrap(
         kept, width, initial_indent=first, subsequent_indent=rest,
@@ -82,9 +87,9 @@ def _wrap(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[st
 
 
 def _result(report: Report, width: int) -> Iterator[str]:
-    yield from _wrap(report.headline, width)
+    yield from wrap(report.headline, width)
     if not report.n_accepted and report.tried:
-        yield from _wrap(words.sensitivity(report), width)
+        yield from wrap(words.sensitivity(report), width)
 
 
 def _against(report: Report, width: int) -> Iterator[str]:
@@ -93,7 +98,7 @@ def _against(report: Report, width: int) -> Iterator[str]:
     column = min(max(map(len, names)), 34)
     for name, comparison in zip(names, report.comparisons, strict=True):
         said = words.against(comparison, original)
-        yield from _wrap(said, width, f"  {plain(name):<{column}}  ", " " * (column + 4))
+        yield from wrap(said, width, f"  {plain(name):<{column}}  ", " " * (column + 4))
 
 
 def _layers(report: Report, width: int) -> Iterator[str]:
@@ -108,9 +113,9 @@ def _changes(report: Report, width: int) -> Iterator[str]:
     column = max(map(len, names), default=0)
     for knob in report.knobs:
         was, now = _value(knob.was, knob.engine_default), _value(knob.now, knob.engine_default)
-        yield from _wrap(f"{was} -> {now}", width, f"  {knob.name:<{column}}  ", " " * (column + 4))
+        yield from wrap(f"{was} -> {now}", width, f"  {knob.name:<{column}}  ", " " * (column + 4))
     if report.files:
-        yield from _wrap(f"files: {', '.join(report.files)}", width, "  ", "    ")
+        yield from wrap(f"files: {', '.join(report.files)}", width, "  ", "    ")
 
 
 def _value(value: Scalar | None, engine_default: Scalar | None) -> str:
@@ -123,34 +128,60 @@ def _tried(report: Report, width: int) -> Iterator[str]:
     if not report.tried:
         return
     meaning = words.meaning(report.metric, report.direction)
-    yield from _wrap(f"gain: {meaning}, against the state before it; negative is a loss", width)
+    yield from wrap(f"gain: {meaning}, against the state before it; negative is a loss", width)
     gains = [words.gain(t.effect) if t.effect else "not measured" for t in report.tried]
     column = max(map(len, gains))
     yield f"  {'#':>3}  {'verdict':<12}  {'gain':<{column}}  change"
     for tried, gain in zip(report.tried, gains, strict=True):
         yield from _row(
-            tried, report.planner == "search", f"  {tried.number:>3}  {tried.outcome:<12}  {gain:<{column}}  ", width
+            tried,
+            (tried.planner or report.planner) in ROUTINE,
+            f"  {tried.number:>3}  {tried.outcome:<12}  {gain:<{column}}  ",
+            width,
         )
 
 
 def _row(tried: Tried, is_routine: bool, head: str, width: int) -> Iterator[str]:
     """One change. What a search predicts is routine: of every change alike that it gains what the target asks for,
     which is what the verdict says already."""
-    yield from _wrap(tried.change, width, head, " " * len(head))
+    yield from wrap(tried.change, width, head, " " * len(head))
     indent = " " * 7
     if "patch of" in tried.change:
-        yield from _wrap(short(tried.claim, _CLAIM_CHARACTERS), width, f"{indent}claim: ", indent + " " * 7)
+        yield from wrap(short(tried.claim, _CLAIM_CHARACTERS), width, f"{indent}claim: ", indent + " " * 7)
     if tried.reason and tried.outcome != "accept":
-        yield from _wrap(short(tried.reason, _REASON_CHARACTERS), width, f"{indent}why: ", indent + " " * 5)
+        yield from wrap(short(tried.reason, _REASON_CHARACTERS), width, f"{indent}why: ", indent + " " * 5)
     if tried.forecast is not None and not is_routine:
-        yield from _wrap(forecast.said(tried.forecast, tried.effect), width, f"{indent}predicted: ", indent + " " * 11)
+        yield from wrap(forecast.said(tried.forecast, tried.effect), width, f"{indent}predicted: ", indent + " " * 11)
     for counted in tried.work:
-        yield from _wrap(short(counted, _REASON_CHARACTERS), width, f"{indent}counted: ", indent + " " * 9)
+        yield from wrap(short(counted, _REASON_CHARACTERS), width, f"{indent}counted: ", indent + " " * 9)
+
+
+def _knobs(report: Report, width: int) -> Iterator[str]:
+    """What steps of each knob alone measured, and how much of the differences it explains."""
+    found = report.knob_effects
+    if found is None:
+        return
+    column = max(len(knob.name) for knob in found.knobs)
+    for knob in found.knobs if found.method or any(k.n_steps for k in found.knobs) else ():
+        if not knob.n_trials:
+            continue
+        share = "  —  " if knob.share is None else f"{100 * knob.share:3.0f} %"
+        yield from wrap(words.knob_effect(knob), width, f"  {share}  {knob.name:<{column}}  ", " " * (column + 11))
+    yield from wrap(found.caveat, width)
+
+
+def _shares(report: Report, width: int) -> Iterator[str]:
+    """Where several planners shared the budget."""
+    if not report.planner.startswith("portfolio"):
+        return
+    column = max((len(share.planner) for share in report.shares), default=0)
+    for share in report.shares:
+        yield from wrap(words.share(share), width, f"  {share.planner:<{column}}  ", " " * (column + 4))
 
 
 def _held(report: Report, width: int) -> Iterator[str]:
     for held in report.held:
-        yield from _wrap(words.held(held), width, f"  {held.finding:<12}  ", " " * 16)
+        yield from wrap(words.held(held), width, f"  {held.finding:<12}  ", " " * 16)
 
 
 def _measured(report: Report, width: int) -> Iterator[str]:
@@ -158,19 +189,19 @@ def _measured(report: Report, width: int) -> Iterator[str]:
     if any(c.effect for c in report.comparisons):
         said.append(words.MEDIANS)
     for sentence in filter(None, said):
-        yield from _wrap(sentence, width)
+        yield from wrap(sentence, width)
     if report.confidence is not None:
         low, high = (f"{100 * value:.1f} %" for value in report.confidence)
         level = low if low == high else f"{low} to {high}"
-        yield from _wrap(
+        yield from wrap(
             f"Intervals: {report.method}, confidence {level} each (two-sided, at one of several looks that share "
             "an error budget).", width,
         )  # fmt: skip
-    yield from _wrap(
+    yield from wrap(
         f"Error budget: at most {100 * report.error_budget:g} % probability of any false accept in the whole "
         f"campaign; {100 * report.error_spent:.2g} % given to the changes so far.", width,
     )  # fmt: skip
-    yield from _wrap(_used(report), width)
+    yield from wrap(_used(report), width)
 
 
 def _used(report: Report) -> str:
@@ -183,7 +214,7 @@ def _used(report: Report) -> str:
 
 def _warnings(report: Report, width: int) -> Iterator[str]:
     for warning in report.warnings:
-        yield from _wrap(warning, width, "  - ", "    ")
+        yield from wrap(warning, width, "  - ", "    ")
 
 
 def _patch(report: Report, width: int) -> Iterator[str]:
@@ -197,5 +228,5 @@ def _patch(report: Report, width: int) -> Iterator[str]:
 def _next(report: Report, width: int) -> Iterator[str]:
     for command in report.next:
         line, _, comment = command.partition("  # ")
-        yield from _wrap(f"# {comment}", width) if comment else ()
+        yield from wrap(f"# {comment}", width) if comment else ()
         yield f"  {line}"

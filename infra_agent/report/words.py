@@ -15,7 +15,7 @@ from infra_agent.catalogue import SHIPPED
 from infra_agent.domain import CampaignState
 from infra_agent.journal import Journal
 from infra_agent.report import units
-from infra_agent.report.facts import Comparison, Held, Noise, Report
+from infra_agent.report.facts import Comparison, Held, KnobEffect, Noise, PlannerShare, Report
 
 TELLING = 0.5
 """An interval that reaches a gain beyond this excludes nothing that anybody hoped for."""
@@ -76,6 +76,8 @@ def headline(report: Report) -> str:
         return f"{so_far}{said}, confirmed with fresh processes ({pairs}).{equals}"
     if original.finding == "better":
         each = f"{accepted} confirmed one by one"
+        if report.n_in_result < report.n_accepted:
+            each = f"the best of {accepted} confirmed one by one"
         return f"{so_far}{said}, measured as a whole with fresh processes ({pairs}); {each}.{equals}"
     return f"{so_far}{accepted} confirmed singly, but the whole is {_undecided(original)}: {said} ({pairs})."
 
@@ -184,6 +186,28 @@ def held(found: Held) -> str:
         return found.message
     limit = f", may lose at most {100 * found.max_regression:.3g} %" if found.max_regression is not None else ""
     return f"{found.role} {gain_of(found.effect)}{limit}"
+
+
+def knob_effect(knob: KnobEffect) -> str:
+    """What steps of a knob alone have measured."""
+    if not knob.n_steps:
+        return f"changed only together with others, in {count(knob.n_trials, 'measured change')}"
+    steps = count(knob.n_steps, "step")
+    if knob.is_noise:
+        return f"{steps}, within the noise floor"
+    ends = [(name, ends) for name, ends in (("best", knob.best), ("worst", knob.worst)) if ends]
+    said = [f"{name} {percent(a)} [{percent(b)}, {percent(c)}]" for name, (a, b, c) in ends]
+    return f"{steps}: {', '.join(said)}"
+
+
+def share(found: PlannerShare) -> str:
+    """What a planner spent and gained."""
+    asked = f", {count(found.n_investigations, 'investigation')}" if found.n_investigations else ""
+    tokens = f", {found.tokens} tokens" if found.tokens else ""
+    return (
+        f"{count(found.n_experiments, 'experiment')}{asked}, {found.sandbox_s:.0f} s measuring, {found.model_s:.1f} s "
+        f"planning{tokens}; {found.n_accepted} accepted, {percent(found.gain)} of confirmed gain"
+    )
 
 
 def against(comparison: Comparison, original: Comparison) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import PurePath
 from typing import Any
 
@@ -181,6 +181,16 @@ class Ledger:
     def model_calls(self, campaign_id: str) -> tuple[ModelCall, ...]:
         """All recorded model calls of a campaign in order."""
         return self._model_calls(tables.model_call.c.campaign_id == campaign_id)
+
+    def call_uses(self, campaign_id: str) -> tuple[tuple[datetime, int, float], ...]:
+        """When each call to a model was recorded, its tokens and its duration in seconds, in order; without the long
+        texts of the calls."""
+        table = tables.model_call
+        columns = (table.c.created_at, table.c.prompt_tokens, table.c.completion_tokens, table.c.duration_s)
+        found = self._rows(select(*columns).where(table.c.campaign_id == campaign_id).order_by(table.c.id))
+        return tuple(
+            (row["created_at"], row["prompt_tokens"] + row["completion_tokens"], row["duration_s"]) for row in found
+        )
 
     def add_noise_units(self, units: NoiseUnits) -> None:
         """Store A/A units. Storing the same record again (same place and `measured_at`) adds nothing."""
