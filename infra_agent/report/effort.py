@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from infra_agent.gains import Point, as_improvement, follow
 from infra_agent.domain import Campaign
+from infra_agent.gains import Point, as_improvement, follow
 from infra_agent.journal import Journal
 from infra_agent.report.facts import PlannerShare
 from infra_agent.target import TargetSpec

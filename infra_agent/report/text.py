@@ -105,7 +105,7 @@ def _layers(report: Report, width: int) -> Iterator[str]:
     for layer in report.layers:
         share = words.gain(layer.effect) if layer.effect else "not measured"
         said = f"{share}{f' ({layer.finding})' if layer.finding else ''}  {layer.change}"
-        yield from _wrap(said, width, f"  {f'#{layer.number}':<4}  ", " " * 8)
+        yield from wrap(said, width, f"  {f'#{layer.number}':<4}  ", " " * 8)
 
 
 def _changes(report: Report, width: int) -> Iterator[str]:

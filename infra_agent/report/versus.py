@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from feedback.signals import Direction, Effect
-from infra_agent.gains import Measure, as_improvement, best_within, follow, spent
 from infra_agent.domain import Campaign, CampaignState
 from infra_agent.errors import WrongUse
+from infra_agent.gains import Measure, as_improvement, best_within, follow, spent
 from infra_agent.journal import Journal
 from infra_agent.report import words
 from infra_agent.report.text import duration, wrap

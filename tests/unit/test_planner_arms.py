@@ -58,7 +58,7 @@ def test_random_reaches_the_whole_domain_evenly() -> None:
     changes = draws(campaign, 80, 1, VerdictKind.REJECT)
     flash = Counter(str(c.knobs.get("flash", "auto")) for c in changes)
     assert set(flash) == {"auto", "on", "off"}
-    assert max(flash.values()) < 3 * min(flash.values())
+    assert max(flash.values()) < 5 * min(flash.values())  # off is not allowed beside a quantized cache
     threads = [int(str(c.knobs["threads"])) for c in changes if "threads" in c.knobs]
     assert min(threads) <= 2
     assert max(threads) >= 24

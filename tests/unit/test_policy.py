@@ -234,10 +234,12 @@ def test_a_line_is_taken_up_once_and_only_beside_the_best() -> None:
 def test_of_two_accepted_against_one_commit_the_larger_gain_is_the_result() -> None:
     small, large = (experiment(n, VerdictKind.ACCEPT, effects=gain(g)) for n, g in ((1, 0.05), (2, 0.2)))
     later = experiment(3, VerdictKind.ACCEPT, effects=gain(0.03), parent_commit="commit2")
-    other = experiment(4, VerdictKind.ACCEPT, effects=gain(0.5), parent_commit="commit1")
+    other = experiment(4, VerdictKind.ACCEPT, effects=gain(0.1), parent_commit="commit1")
     found = journal(large, small, later, other)
     assert [e.number for e in found.stack] == [2, 3]
     assert choose_parent(found, "base") == "commit3"
+    larger = other.model_copy(update={"effects": gain(0.5)})  # 1.05 * 1.5 is more than 1.2 * 1.03
+    assert [e.number for e in journal(large, small, later, larger).stack] == [1, 4]
 
 
 def test_a_change_of_a_second_best_line_counts_against_what_it_was_measured_against() -> None:
