@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast check docs bench bench-acceptance bench-feedback wheel clean
+.PHONY: demo test test-fast check docs bench bench-acceptance bench-feedback bench-planners wheel clean
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -41,6 +41,9 @@ bench-acceptance: $(READY)  ## false accepts and power of the acceptance rule on
 
 bench-feedback: $(READY)  ## a million-event trace read and analysed, beside HolisticTraceAnalysis and Perfetto: some minutes
 	$(BIN)/python benchmarks/feedback_traces.py $(BENCH_FEEDBACK)
+
+bench-planners: $(READY)  ## planners without a model on simulated campaigns: some minutes, the same table every time
+	$(BIN)/python benchmarks/planner_search.py
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel

@@ -65,5 +65,5 @@ def _caveat(found: Sequence[Importance], n_trials: int, by_steps: bool, by_anova
         )
     return (
         f"Too little was measured to say which knob matters: no step of a single knob left the noise floor, and "
-        f"{n_trials} assignments are fewer than the {ENOUGH_TRIALS} that a comparison of all of them needs."
+        f"of the {ENOUGH_TRIALS} measured assignments that a comparison of all of them needs there are {n_trials}."
     )
