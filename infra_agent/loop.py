@@ -15,7 +15,7 @@ from feedback.digest import digest
 from feedback.ranking import rank
 from feedback.signals import Signal
 from infra_agent import experiment as experiments
-from infra_agent import host, policy
+from infra_agent import host, lessons, policy
 from infra_agent.domain import (
     Campaign,
     Change,
@@ -32,6 +32,7 @@ from infra_agent.experiment import Lab
 from infra_agent.investigation import MAX_INVESTIGATIONS
 from infra_agent.journal import Journal
 from infra_agent.launch import read_knobs
+from infra_agent.lessons import Lesson
 from infra_agent.noise import noise_units
 from infra_agent.planner import Context, Investigate, Planner, Propose, Stop, TimeUp
 from infra_agent.store import ArtefactFiles, Store, new_id
@@ -56,6 +57,8 @@ class Desk(NamedTuple):
     on_event: Callable[[Event], None]
     started_s: float
     """time.monotonic() at the start of this run."""
+    lessons: tuple[Lesson, ...] = ()
+    """What the campaign was told of when it began."""
 
     def elapsed_s(self) -> float:
         """Wall time over all runs of the campaign."""
@@ -109,6 +112,9 @@ def _context(desk: Desk, journal: Journal, parent: str) -> Context:
     if not tree.exists():
         desk.lab.site.repository.checkout(parent, tree)
     latest = [e for e in journal.finished if e.role == "change"][-DIGEST_EXPERIMENTS:]
+    place = lessons.here(desk.lab.spec, desk.campaign.host_fingerprint)
+    signals = [s for e in journal.before_step().finished for s in e.signals]  # so that a step is told one thing
+    learned = lessons.recall(desk.lessons, place, signals)
     return Context(
         spec=desk.lab.spec,
         journal=journal,
@@ -123,6 +129,8 @@ def _context(desk: Desk, journal: Journal, parent: str) -> Context:
         digest="\n\n".join(f"experiment {e.number}:\n{digest(rank(e.signals), 600)}" for e in latest),
         experiments_left=desk.campaign.spec.budget.experiments - journal.number_of_changes,
         seconds_left=policy.planning_s(journal, desk.campaign.spec, desk.elapsed_s()),
+        learned=learned,
+        lessons=lessons.render(learned),
     )
 
 
@@ -183,11 +191,14 @@ def _conduct(desk: Desk, journal: Journal, experiment: Experiment) -> Journal:
     kept = [desk.artefacts.keep(desk.lab.runs / running.id, a) for a in outcome.artefacts]
     is_baseline = running.role == "baseline"
     units = noise_units(desk.lab, outcome, desk.campaign.host_fingerprint) if is_baseline else None
+    lesson = lessons.learned(new_id("les"), desk.campaign, desk.lab.spec, finished, journal)
     with desk.store.transaction() as ledger:
         ledger.finish_experiment(finished, outcome.samples, kept)
         ledger.update_campaign(desk.campaign.model_copy(update={"elapsed_s": desk.elapsed_s()}))
         if units is not None:
             ledger.add_noise_units(units)
+        if lesson is not None:
+            ledger.add_lesson(lesson)
         event = ledger.add_event(desk.campaign.id, "experiment_finished", _ending(finished, outcome))
         # As a resume will read it: the planner must be shown the same then, to find the answers that it paid for.
         stored = ledger.experiment(finished.id)

@@ -11,6 +11,7 @@ from typing import Protocol
 from feedback.observations import Scalar
 from infra_agent.domain import Proposal
 from infra_agent.journal import Journal
+from infra_agent.lessons import Recalled
 from infra_agent.target import TargetSpec
 from sandboxes.results import Record
 
@@ -40,6 +41,10 @@ class Context(Record):
     source_commit: str = ""
     investigations_left: int = 0
     """How many more of them this step may make."""
+    learned: tuple[Recalled, ...] = ()
+    """Lessons of earlier campaigns that bear on this step, nearest and most trustworthy first."""
+    lessons: str = ""
+    """The same as text, within a token budget. To be quoted."""
 
 
 class Propose(Record):

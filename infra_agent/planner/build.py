@@ -52,6 +52,12 @@ def _search(spec: CampaignSpec, material: Material) -> Planner:
     return SearchPlanner(spec.seed)
 
 
+def _playbook(spec: CampaignSpec, material: Material) -> Planner:
+    from infra_agent.planner.playbook import PlaybookPlanner
+
+    return PlaybookPlanner()
+
+
 def _script(spec: CampaignSpec, material: Material) -> Planner:
     if not material.script:
         raise WrongUse(
@@ -76,5 +82,6 @@ def _llm(spec: CampaignSpec, material: Material) -> Planner:
 KINDS: dict[str, Callable[[CampaignSpec, Material], Planner]] = {
     "llm": _llm,
     "search": _search,
+    "playbook": _playbook,
     "script": _script,
 }
