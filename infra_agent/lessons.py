@@ -277,8 +277,8 @@ def told(lesson: Lesson) -> str:
     if lesson.text:
         when = f" {lesson.edited_at:%Y-%m-%d}" if lesson.edited_at else ""
         return f"{name}{plain(lesson.text, 400)} (corrected by {plain(lesson.edited_by, 40)}{when})"
-    because = f" because of {lesson.symptoms[0].rule_id} ({plain(lesson.symptoms[0].message, 100)})"
-    said = name + change_text(lesson) + (because if lesson.symptoms else "") + f": {effect_text(lesson)}"
+    because = [f" because of {s.rule_id} ({plain(s.message, 100)})" for s in lesson.symptoms[:1]]
+    said = name + change_text(lesson) + "".join(because) + f": {effect_text(lesson)}"
     if lesson.outcome in ("confirmed", "refuted"):
         said += f"; prediction {lesson.outcome}"
     if lesson.is_loss and lesson.reasons and lesson.gain is None:

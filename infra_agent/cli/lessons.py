@@ -11,6 +11,7 @@ import typer
 from infra_agent import memory
 from infra_agent.cli.codes import DONE
 from infra_agent.cli.output import result
+from infra_agent.errors import WrongUse
 from infra_agent.settings import load_settings
 
 lessons = typer.Typer(help="What earlier campaigns learned: list, show, correct, delete.", rich_markup_mode=None)
@@ -25,7 +26,10 @@ def list_(
     as_json: Json = False,
 ) -> int:
     """List lessons, newest first; or show, edit or delete one."""
-    if context.invoked_subcommand is None:
+    if context.invoked_subcommand is not None:
+        if as_json or target is not None:
+            raise WrongUse(f"options of `lessons {context.invoked_subcommand}` stand after it")
+    else:
         found = memory.lessons(load_settings(), target)
         _print(memory.as_text(found, target), {"lessons": [one.model_dump(mode="json") for one in found]}, as_json)
     return DONE

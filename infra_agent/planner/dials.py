@@ -80,14 +80,16 @@ class Dials:
             case "suggested":
                 wanted = [self._trials.effective(knob.name, v) for v in knob.suggest]
             case "set":
-                wanted = [self._sized(knob, v, signal) for v in move.to]
-                wanted = [v for v in wanted if v is not None and knob.refusal(v, {}) is None][:1]
+                sized = [self._sized(knob, v, signal) for v in move.to]
+                wanted = [*[v for v in sized if v is not None and knob.refusal(v, {}) is None][:1]]
             case "next":
-                wanted = list(move.to)
+                wanted = [*move.to]
                 here = next((n for n, v in enumerate(wanted) if _same(v, now)), None)
                 wanted = [] if here is None else wanted[here + 1 :]
         for value in wanted:
-            if value is not None and not self._trials.same(knob.name, value, now) and knob.refusal(value, {}) is None:
+            if value is None or self._trials.same(knob.name, value, now) or knob.refusal(value, {}) is not None:
+                continue
+            if move.only is None or _goes(move.only, now, value):
                 yield value
 
     def _scaled(self, knob: Knob, now: Scalar | None, factor: float) -> list[Scalar | None]:
@@ -120,6 +122,13 @@ def _quantity(signal: Signal | None, kind: str, name: str) -> float | None:
         return None
     quantities = signal.measured if kind == "measured" else signal.expected
     return next((q.value for q in quantities if q.name == name and math.isfinite(q.value)), None)
+
+
+def _goes(way: str, now: Scalar | None, value: Scalar) -> bool:
+    """Whether a number moves this way; what is no number, or not known, may move."""
+    if isinstance(now, int | float) and isinstance(value, int | float):
+        return value > now if way == "up" else value < now
+    return True
 
 
 def _within(knob: Knob, number: float) -> int:

@@ -118,6 +118,8 @@ class Move(Record):
     to: tuple[Scalar, ...] = ()
     """Values; `cores` and `streams` are sized for machine and load, `measured:NAME` and `expected:NAME` are
     quantities of the signal."""
+    only: Literal["up", "down"] | None = None
+    """Not where the number would go the other way."""
     optional: bool = False
     """Left out where the target has no such knob, if another move of the step can be made."""
 
@@ -175,9 +177,9 @@ class Rule(Record):
 
     @model_validator(mode="after")
     def _predicts(self) -> Rule:
-        if any(step.moves or step.transform for step in self.do):
-            if self.expect is None or not 0 <= self.expect[0] <= self.expect[1] or not self.falsifier.strip():
-                raise ValueError(f"rule {self.id}: a change needs `expect` (from, to) and a `falsifier`")
+        predicts = self.expect is not None and 0 <= self.expect[0] <= self.expect[1] and self.falsifier.strip()
+        if any(step.moves or step.transform for step in self.do) and not predicts:
+            raise ValueError(f"rule {self.id}: a change needs `expect` (from, to) and a `falsifier`")
         return self
 
 
