@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -391,16 +392,19 @@ def test_patterns_that_are_none_are_refused() -> None:
         parse(RULE.replace('names = ["slots"]', 'names = ["("]') + 'do = [{ code = "x" }]')
 
 
+FLAGS = (
+    "max_num_seqs", "gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager", "kv_cache_dtype",
+    "block_size", "mem_fraction_static", "chunked_prefill_size", "max_running_requests", "cuda_graph_max_bs",
+    "disable_radix_cache", "disable_overlap_schedule", "mamba_ssm_dtype",
+)  # fmt: skip
+
+
 def test_levers_know_the_engines_names(llamacpp: TargetSpec) -> None:
     """The knobs of the shipped target, and flags as vLLM, SGLang and llama.cpp spell them."""
-    import re
-
     names = [k.name for k in llamacpp.knobs]
     known = [n for n in names if any(re.fullmatch(p, n) for lever in shipped().levers.values() for p in lever.names)]
     assert known == names
-    for flag in ("max_num_seqs", "gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager",
-                 "kv_cache_dtype", "block_size", "mem_fraction_static", "chunked_prefill_size", "max_running_requests",
-                 "cuda_graph_max_bs", "disable_radix_cache", "disable_overlap_schedule", "mamba_ssm_dtype"):  # fmt: skip
+    for flag in FLAGS:
         found = [n for n, lever in shipped().levers.items() if any(re.fullmatch(p, flag) for p in lever.names)]
         assert len(found) == 1, (flag, found)
 
