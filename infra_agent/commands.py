@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from feedback.observations import RuntimeEvent, Scalar
 from feedback.readers.run import read
-from infra_agent import ending, host, loop, report
+from infra_agent import ending, host, lessons, loop, report
 from infra_agent.bench import Site
 from infra_agent.catalogue import check_needs, find_script, find_target
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
@@ -86,6 +86,8 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
     )
     with open_store(settings.database_url) as store, store.transaction() as ledger:
         ledger.add_campaign(campaign)
+        place = lessons.here(target, campaign.host_fingerprint)
+        ledger.tell_lessons(campaign.id, lessons.kept(ledger.lessons(), place))
         ledger.add_event(campaign.id, "campaign_started", {"target": target.name, "planner": spec.planner})
     return campaign
 
@@ -169,6 +171,7 @@ def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, sa
     directory = campaign_directory(settings, campaign.id)
     with store.transaction(read_only=True) as ledger:
         noise = _noise(ledger.noise_units, campaign.host_fingerprint, spec)
+        told = ledger.told_lessons(campaign.id)
     lab = make_lab(settings, spec, Repository(directory / "repo"), directory / "runs", noise, say)
     return Desk(
         campaign=campaign,
@@ -178,6 +181,7 @@ def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, sa
         lab=lab,
         on_event=watch,
         started_s=started_s,
+        lessons=told,
     )
 
 

@@ -168,7 +168,7 @@ class Budget(Record):
     """Sandboxed time multiplied with the accelerators that the target needs."""
 
 
-PLANNERS = ("llm", "search", "random", "best-of-n", "portfolio")
+PLANNERS = ("llm", "search", "playbook", "random", "best-of-n", "portfolio", "external")
 """Kinds of planners; `script:FILE`, and `portfolio:KIND,KIND` with a choice of its own, name what they take."""
 PORTFOLIO = "portfolio:"
 UNSHARED = ("portfolio", "external")

@@ -15,7 +15,7 @@ from feedback.digest import digest
 from feedback.ranking import rank
 from feedback.signals import Signal
 from infra_agent import experiment as experiments
-from infra_agent import host, policy
+from infra_agent import host, lessons, policy
 from infra_agent.domain import (
     Campaign,
     Change,
@@ -33,6 +33,7 @@ from infra_agent.journal import Journal
 from infra_agent.lab import Lab
 from infra_agent.launch import read_knobs
 from infra_agent.layers import MAX_LAYERS, without
+from infra_agent.lessons import Lesson
 from infra_agent.noise import noise_units
 from infra_agent.planner import Context, Investigate, Planner, Propose, Stop, TimeUp
 from infra_agent.store import ArtefactFiles, Store, new_id
@@ -57,6 +58,8 @@ class Desk(NamedTuple):
     on_event: Callable[[Event], None]
     started_s: float
     """time.monotonic() at the start of this run."""
+    lessons: tuple[Lesson, ...] = ()
+    """What the campaign was told of when it began."""
 
     def elapsed_s(self) -> float:
         """Wall time over all runs of the campaign."""
@@ -113,6 +116,9 @@ def _context(desk: Desk, journal: Journal, parent: str) -> Context:
     base = desk.campaign.base_commit
     tree, base_tree = _tree(desk, parent), _tree(desk, base)
     latest = [e for e in journal.finished if e.role == "change"][-DIGEST_EXPERIMENTS:]
+    place = lessons.here(desk.lab.spec, desk.campaign.host_fingerprint)
+    signals = [s for e in journal.before_step().finished for s in e.signals]  # so that a step is told one thing
+    learned = lessons.recall(desk.lessons, place, signals)
     return Context(
         spec=desk.lab.spec,
         journal=journal,
@@ -130,6 +136,8 @@ def _context(desk: Desk, journal: Journal, parent: str) -> Context:
         base_commit=base,
         base_tree=base_tree,
         base_knobs=read_knobs(base_tree, desk.lab.spec),
+        learned=learned,
+        lessons=lessons.render(learned),
     )
 
 
@@ -205,11 +213,14 @@ def _conduct(desk: Desk, journal: Journal, experiment: Experiment) -> Journal:
     kept = [desk.artefacts.keep(desk.lab.runs / running.id, a) for a in outcome.artefacts]
     is_baseline = running.role == "baseline"
     units = noise_units(desk.lab, outcome, desk.campaign.host_fingerprint) if is_baseline else None
+    lesson = lessons.learned(new_id("les"), desk.campaign, desk.lab.spec, finished, journal)
     with desk.store.transaction() as ledger:
         ledger.finish_experiment(finished, outcome.samples, kept)
         ledger.update_campaign(desk.campaign.model_copy(update={"elapsed_s": desk.elapsed_s()}))
         if units is not None:
             ledger.add_noise_units(units)
+        if lesson is not None:
+            ledger.add_lesson(lesson)
         event = ledger.add_event(desk.campaign.id, "experiment_finished", _ending(finished, outcome))
         # As a resume will read it: the planner must be shown the same then, to find the answers that it paid for.
         stored = ledger.experiment(finished.id)

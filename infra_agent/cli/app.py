@@ -18,6 +18,7 @@ import typer
 from infra_agent import commands, doctor, overview, scaffold
 from infra_agent.cli import files
 from infra_agent.cli.codes import DONE, INTERRUPTED, NOTHING_ACCEPTED, PLATFORM, WRONG_USE
+from infra_agent.cli.lessons import lessons
 from infra_agent.cli.output import note, result, result_bytes, shown
 from infra_agent.domain import PLANNERS, Campaign, Event
 from infra_agent.errors import InfraAgentError, PlatformFailed, WrongUse
@@ -44,6 +45,7 @@ Exit codes:
 WIDEST = 100
 
 app = typer.Typer(help=HELP, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app.add_typer(lessons, name="lessons")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 Target = Annotated[str, typer.Argument(help="Directory with a target.toml, or the name of a shipped target.")]
 CampaignName = Annotated[str, typer.Argument(help="Id of a campaign, a unique part of it, or `latest`.")]

@@ -11,6 +11,7 @@ from typing import Protocol
 from feedback.observations import Scalar
 from infra_agent.domain import Proposal
 from infra_agent.journal import Journal
+from infra_agent.lessons import Recalled
 from infra_agent.target import TargetSpec
 from sandboxes.results import Record
 
@@ -53,6 +54,11 @@ class Context(Record):
             return self
         original = {"parent_commit": self.base_commit, "parent_tree": self.base_tree, "knobs": self.base_knobs}
         return self.model_copy(update=original)
+
+    learned: tuple[Recalled, ...] = ()
+    """Lessons of earlier campaigns that bear on this step, nearest and most trustworthy first."""
+    lessons: str = ""
+    """The same as text, within a token budget. To be quoted."""
 
 
 class Propose(Record):

@@ -55,6 +55,12 @@ def _search(spec: CampaignSpec, material: Material) -> Planner:
     return SearchPlanner(spec.seed)
 
 
+def _playbook(spec: CampaignSpec, material: Material) -> Planner:
+    from infra_agent.planner.playbook import PlaybookPlanner
+
+    return PlaybookPlanner()
+
+
 def _script(spec: CampaignSpec, material: Material) -> Planner:
     if not material.script:
         raise WrongUse(
@@ -104,5 +110,6 @@ KINDS: dict[str, Callable[[CampaignSpec, Material], Planner]] = {
     "random": _random,
     "best-of-n": _best_of_n,
     "portfolio": _portfolio,
+    "playbook": _playbook,
     "script": _script,
 }

@@ -26,6 +26,7 @@ from infra_agent.target import Knob, Probe
 JOURNAL_LINES = 40
 JOURNAL_CHARACTERS = 12_000
 DIGEST_CHARACTERS = 8_000
+LESSONS_CHARACTERS = 4_000
 ENTRY_TOKENS = 2_000
 ENTRY_CHARACTERS = 16_000
 PATCH_CHARACTERS = 6_000
@@ -67,6 +68,7 @@ def campaign(context: Context) -> str:
         protected=", ".join(spec.protected) or "all that is not editable",
         levers="\n".join(f"- {lever}" for lever in ledger(past, spec)),
         journal=journal(past),
+        lessons=fence(context.lessons or "none", "lessons of earlier campaigns", LESSONS_CHARACTERS),
         digest=fence(context.digest or "none yet", "signals", DIGEST_CHARACTERS),
     ) + (INDEPENDENT.format(context.sample) if context.sample else "")
 

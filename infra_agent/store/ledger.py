@@ -20,6 +20,7 @@ from feedback.observations import Measurement
 from feedback.signals import Signal
 from infra_agent.domain import Campaign, Event, Experiment, ModelCall, NoiseUnits, State, now
 from infra_agent.errors import AlreadyRecorded, NotFound
+from infra_agent.lessons import Lesson
 from infra_agent.store import rows, tables
 from infra_agent.store.artefacts import StoredArtefact
 from infra_agent.store.failures import translated
@@ -237,6 +238,55 @@ class Ledger:
         table = tables.event
         query = select(table).where(table.c.campaign_id == campaign_id, table.c.id > after)
         return tuple(Event.model_validate(row) for row in self._rows(query.order_by(table.c.id)))
+
+    def add_lesson(self, lesson: Lesson) -> None:
+        """Store what an experiment taught. A second lesson of the same experiment adds nothing."""
+        self._write_new(tables.lesson, [rows.lesson_row(lesson)])
+
+    def lessons(self, target: str | None = None) -> tuple[Lesson, ...]:
+        """All lessons, or those of targets of that name, newest first."""
+        table = tables.lesson
+        query = select(table) if target is None else select(table).where(table.c.target_name == target)
+        found = self._rows(query.order_by(table.c.created_at.desc(), table.c.id.desc()))
+        return tuple(rows.read_lesson(row) for row in found)
+
+    def lesson(self, lesson_id: str) -> Lesson:
+        """The lesson with this id, or whose id alone begins or ends so. Raises NotFound when none or several do."""
+        table = tables.lesson
+        starts, ends = (match(lesson_id, autoescape=True) for match in (table.c.id.startswith, table.c.id.endswith))
+        found = self._rows(select(table).where(or_(starts, ends))) if lesson_id else []
+        found = [row for row in found if row["id"] == lesson_id] or found
+        if not found:
+            raise NotFound(f"no lesson {lesson_id!r}; `infra-agent lessons` lists those that exist")
+        if len(found) > 1:
+            ids = ", ".join(row["id"] for row in found[:5])
+            raise NotFound(f"{len(found)} lessons match {lesson_id!r} ({ids}); give more of the id")
+        return rows.read_lesson(found[0])
+
+    def edit_lesson(self, lesson_id: str, text: str, by: str) -> Lesson:
+        """Put a person's words in place of the machine's; what was measured stays. Raises NotFound."""
+        found, table = self.lesson(lesson_id), tables.lesson
+        values = {"text": text, "edited_by": by, "edited_at": now()}
+        self._write(table.update().where(table.c.id == found.id), values)
+        return found.model_copy(update=values)
+
+    def delete_lesson(self, lesson_id: str) -> Lesson:
+        """Delete a lesson; returns it. Campaigns that were told of it keep what they were told. Raises NotFound."""
+        found, table = self.lesson(lesson_id), tables.lesson
+        self._write(table.delete().where(table.c.id == found.id))
+        return found
+
+    def tell_lessons(self, campaign_id: str, lessons: Sequence[Lesson]) -> None:
+        """Fix, once and for good, what a campaign is told of: lessons as they are now, in this order."""
+        told = [rows.lesson_text(lesson) for lesson in lessons]
+        values = [{"campaign_id": campaign_id, "position": n, "lesson": text} for n, text in enumerate(told)]
+        self._write_all(tables.campaign_lesson, values)
+
+    def told_lessons(self, campaign_id: str) -> tuple[Lesson, ...]:
+        """What a campaign was told of when it began."""
+        table = tables.campaign_lesson
+        query = select(table.c.lesson).where(table.c.campaign_id == campaign_id).order_by(table.c.position)
+        return tuple(Lesson.model_validate(row["lesson"]) for row in self._rows(query))
 
     def _experiments(self, condition: ColumnElement[bool]) -> tuple[Experiment, ...]:
         table, hypothesis, signal = tables.experiment, tables.hypothesis, tables.signal

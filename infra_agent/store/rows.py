@@ -9,11 +9,16 @@ from typing import Any
 
 from feedback.signals import Signal
 from infra_agent.domain import Campaign, Experiment, Hypothesis
+from infra_agent.lessons import Lesson
 
 Row = dict[str, Any]
 
 _CAMPAIGN_TIMES = {"created_at", "finished_at"}
 _EXPERIMENT_TIMES = {"created_at", "started_at", "finished_at"}
+_LESSON_COLUMNS = (
+    "id", "campaign_id", "experiment_id", "target_name", "engine", "host_fingerprint", "verdict", "text", "edited_by",
+)  # fmt: skip
+_LESSON_TIMES = ("edited_at", "created_at")
 
 
 def encode_json(value: object) -> str:
@@ -118,3 +123,22 @@ def read_experiment(row: Row, signals: Iterable[Signal]) -> Experiment:
 def read_signal(row: Row) -> Signal:
     """The signal of a row. A column that came with a later version is null in the rows of before."""
     return Signal.model_validate({name: row[name] for name in Signal.model_fields if row[name] is not None})
+
+
+def lesson_row(lesson: Lesson) -> Row:
+    """The row of a lesson; what is not searched is JSON."""
+    fields = lesson_text(lesson)
+    row = {name: fields.pop(name) for name in _LESSON_COLUMNS}
+    times = {name: getattr(lesson, name) for name in _LESSON_TIMES}
+    return row | times | {"learned": {name: value for name, value in fields.items() if name not in times}}
+
+
+def lesson_text(lesson: Lesson) -> Row:
+    """A lesson as JSON that PostgreSQL takes: without NUL characters, which the words of a model may hold."""
+    fields: Row = json.loads(json.dumps(lesson.model_dump(mode="json")).replace("\\u0000", "\\ufffd"))
+    return fields
+
+
+def read_lesson(row: Row) -> Lesson:
+    """The lesson of a row."""
+    return Lesson.model_validate({name: value for name, value in row.items() if name != "learned"} | row["learned"])

@@ -262,6 +262,33 @@ noise_unit = Table(
     ),
 )
 
+lesson = Table(
+    "lesson",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("campaign_id", String, nullable=False),
+    Column("experiment_id", String, nullable=False, unique=True),
+    Column("target_name", String, nullable=False, index=True),
+    Column("engine", String, nullable=False),
+    Column("host_fingerprint", String, nullable=False),
+    Column("verdict", String, nullable=False),
+    Column("learned", Json, nullable=False),
+    Column("text", FreeText, nullable=False),
+    Column("edited_by", String, nullable=False),
+    _time("edited_at", nullable=True),
+    _time("created_at"),
+)
+"""Refers to its campaign and experiment by name only: it outlives them."""
+
+campaign_lesson = Table(
+    "campaign_lesson",
+    metadata,
+    _owner("campaign", primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("lesson", Json, nullable=False),
+)
+"""What a campaign was told of when it began, as it was then."""
+
 event = Table(
     "event",
     metadata,

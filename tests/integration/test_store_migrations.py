@@ -33,7 +33,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "9999"
-down_revision = "0004"
+down_revision = "0006"
 
 
 def upgrade() -> None:
