@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -68,8 +68,9 @@ class Conversation:
         self._left_out = 0
         self._openings: dict[tuple[bool, int], list[Message]] = {}
 
-    def request(self, model: str, manner: Manner) -> Message:
-        """The chat completion request that goes on from here. Raises TooLarge."""
+    def request(self, model: str, manner: Manner, only: Container[str] = ()) -> Message:
+        """The chat completion request that goes on from here. With `only`, a schema admits no other tool than these.
+        Raises TooLarge."""
         beginning = self._opening(manner)
         request: Message = {"model": model, "messages": [*beginning, *self._said(beginning, manner)]}
         if manner.limit:
@@ -77,7 +78,7 @@ class Conversation:
         if manner.form == "tools":
             request["tools"] = self._tools
         elif manner.form != "text":
-            request["response_format"] = self._format(manner)
+            request["response_format"] = self._format(manner, only)
         return request
 
     def beginning(self, model: str, manner: Manner) -> Message:
@@ -107,10 +108,10 @@ class Conversation:
         """Tokens that are sent beside the messages: servers write tools into the prompt. A schema is only held to."""
         return _tokens(json.dumps(self._tools)) if manner.form == "tools" else 0
 
-    def _format(self, manner: Manner) -> Message:
+    def _format(self, manner: Manner, only: Container[str]) -> Message:
         if manner.form == "json_object":
             return {"type": "json_object"}
-        schema = call_schema(self._tools, self._context.spec)
+        schema = call_schema(self._tools, self._context.spec, only)
         return {"type": "json_schema", "json_schema": {"name": "tool_call", "schema": schema}}
 
     def _said(self, beginning: list[Message], manner: Manner) -> list[Message]:

@@ -79,7 +79,8 @@ class LlmPlanner:
         manner = self._first_manner(talk)
         faults: Counter[str] = Counter()
         for turn in range(MAX_TURNS):
-            answer, manner = self._answer(talk, manner, deadline_s)
+            only = ENDS if faults["repeated"] or turn == MAX_TURNS - 1 else ()  # where a schema can hold a model to it
+            answer, manner = self._answer(talk, manner, only, deadline_s)
             results: list[str] = []
             remarks: list[str] = []
             if answer.trouble:
@@ -159,11 +160,13 @@ class LlmPlanner:
         if faults[kind] >= most:
             raise self._nonsense(what)
 
-    def _answer(self, talk: Conversation, manner: Manner, deadline_s: float) -> tuple[Answer, Manner]:
+    def _answer(
+        self, talk: Conversation, manner: Manner, only: Sequence[str], deadline_s: float
+    ) -> tuple[Answer, Manner]:
         """The model's next answer, and the manner in which the endpoint took the question."""
         while True:
             try:
-                request = talk.request(self._model, manner)
+                request = talk.request(self._model, manner, only)
             except TooLarge as error:
                 raise self._too_small(manner, str(error)) from error
             body = self._ask(request, deadline_s)

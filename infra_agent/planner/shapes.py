@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from infra_agent.fields import LEVER_FAMILIES
@@ -15,17 +15,21 @@ from infra_agent.levers import families
 from infra_agent.planner.discipline import known_metrics
 from infra_agent.target import Knob, TargetSpec
 
-MOST_CHARACTERS = 400
+MOST_CHARACTERS = 240
 """Of a statement in JSON mode: a weak model under a grammar ends a text only when it must."""
 MOST_ITEMS = 8
+SIGNAL_OR_NUMBER = "^(#[0-9]{1,4}|[0-9a-f]{8,12})$"
+"""What of the journal is evidence: an experiment, or the id of a signal."""
 Schema = dict[str, Any]
 
 
-def call_schema(definitions: Sequence[dict[str, Any]], spec: TargetSpec) -> Schema:
-    """The schema of one call as a JSON object: `{"tool": ..., "arguments": {...}}`."""
+def call_schema(definitions: Sequence[dict[str, Any]], spec: TargetSpec, only: Container[str] = ()) -> Schema:
+    """The schema of one call as a JSON object: `{"tool": ..., "arguments": {...}}`. With `only`, of no other tools."""
     calls = []
     for definition in definitions:
         function = definition["function"]
+        if only and function["name"] not in only:
+            continue
         arguments = _narrowed(function["name"], function["parameters"], spec)
         calls.append(_object({"tool": {"type": "string", "enum": [function["name"]]}, "arguments": arguments}))
     return {"anyOf": calls}
@@ -50,7 +54,7 @@ def _narrowed(name: str, form: Schema, spec: TargetSpec) -> Schema:
     properties = arguments["properties"]
     match name:
         case "propose":
-            _narrow_proposal(properties, spec)
+            _narrow_proposal(arguments, spec)
         case "investigate":
             probes = [probe for probe in spec.shown_probes if _is_askable(probe.name, spec)]
             properties["probe"] = _choice([probe.name for probe in probes] or [""])
@@ -62,14 +66,30 @@ def _narrowed(name: str, form: Schema, spec: TargetSpec) -> Schema:
     return narrowed
 
 
-def _narrow_proposal(properties: Schema, spec: TargetSpec) -> None:
+def _narrow_proposal(arguments: Schema, spec: TargetSpec) -> None:
+    properties = arguments["properties"]
     properties["probe"] = _choice(["", *(probe.name for probe in spec.shown_probes)])
     properties["lever_family"] = _choice(list(families(spec) or LEVER_FAMILIES))
     properties["predicted"]["properties"]["metric"] = _choice(list(known_metrics(spec)))
-    properties["knobs"] = _optional({knob.name: _domain(knob) for knob in spec.knobs})
+    knobs = {knob.name: _domain(knob) for knob in spec.knobs}
+    properties["knobs"] = _optional(knobs)
     launch = {spec.launch_file.path} if spec.launch_file else set()
-    if not set(spec.editable) - launch:
-        del properties["edits"]  # there is nothing but knobs
+    if knobs and not set(spec.editable) - launch:  # there is nothing to change but knobs: one at least
+        del properties["edits"]
+        properties["knobs"] = {"anyOf": _some(knobs)}
+        properties["evidence"]["items"] = {
+            "anyOf": [_choice(list(knobs)), {"type": "string", "pattern": SIGNAL_OR_NUMBER}]
+        }
+        arguments["required"].append("knobs")
+
+
+def _some(properties: Schema) -> list[Schema]:
+    """Objects that together are all but the empty one: each has one property for sure, and may have those after it."""
+    names = list(properties)
+    return [
+        {**_optional({later: properties[later] for later in names[i:]}), "required": [name]}
+        for i, name in enumerate(names)
+    ]
 
 
 def _domain(knob: Knob) -> Schema:
@@ -109,7 +129,7 @@ def _bounded(node: Any, name: str = "") -> Any:
         for key, value in node.items()
         if key not in ("description", "default", "title")
     }
-    if bounded.get("type") == "string" and "enum" not in bounded and name not in ("old", "new"):
+    if bounded.get("type") == "string" and not {"enum", "pattern"} & bounded.keys() and name not in ("old", "new"):
         bounded["maxLength"] = min(MOST_CHARACTERS, bounded.get("maxLength", MOST_CHARACTERS))
     if bounded.get("type") == "array":
         bounded["maxItems"] = min(MOST_ITEMS, bounded.get("maxItems", MOST_ITEMS))
