@@ -170,11 +170,17 @@ def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, sa
     with store.transaction(read_only=True) as ledger:
         noise = _noise(ledger.noise_units, campaign.host_fingerprint, spec)
     lab = make_lab(settings, spec, Repository(directory / "repo"), directory / "runs", noise, say)
+
+    def note(text: str) -> None:
+        with store.transaction() as ledger:
+            event = ledger.add_event(campaign.id, "planner_note", {"text": text})
+        watch(event)
+
     return Desk(
         campaign=campaign,
         store=store,
         artefacts=ArtefactFiles(settings.home / "artefacts"),
-        planner=build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id)),
+        planner=build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id), note),
         lab=lab,
         on_event=watch,
         started_s=started_s,

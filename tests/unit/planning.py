@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra_agent.domain import Experiment
 from infra_agent.journal import Journal
-from infra_agent.planner import Context
+from infra_agent.planner import Context, Stop
 from infra_agent.planner.calls import CallsInMemory
 from infra_agent.planner.endpoint import Patience
 from infra_agent.planner.llm import LlmPlanner
@@ -86,3 +86,8 @@ def proposal(**more: object) -> tuple[str, dict[str, object]]:
 def stopped(reason: str) -> tuple[str, dict[str, object]]:
     """A stop that gives a reason for each family of levers that the example has."""
     return "stop", {"reason": reason, "left": dict.fromkeys(("launch parameters", "kernels", "host code"), "no")}
+
+
+LEFT = "; launch parameters: no; kernels: no; host code: no"
+ENDED = Stop(reason=f"done{LEFT}")
+FAST = {"path": "kernels/step.c", "old": "slow(x)", "new": "fast(x)"}

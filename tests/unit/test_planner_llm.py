@@ -10,7 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from planning import KERNEL, KEY, QUICK, SPEC, context, make_planner, make_tree, proposal, settings, stopped
+from planning import (
+    ENDED,
+    FAST,
+    KERNEL,
+    KEY,
+    LEFT,
+    QUICK,
+    SPEC,
+    context,
+    make_planner,
+    make_tree,
+    proposal,
+    settings,
+    stopped,
+)
 
 from infra_agent.domain import CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
 from infra_agent.errors import ModelUnavailable, WrongUse
@@ -36,11 +50,6 @@ def endpoint() -> Iterator[ScriptedEndpoint]:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     return make_tree(tmp_path)
-
-
-LEFT = "; launch parameters: no; kernels: no; host code: no"
-ENDED = Stop(reason=f"done{LEFT}")
-FAST = {"path": "kernels/step.c", "old": "slow(x)", "new": "fast(x)"}
 
 
 def test_it_reads_then_proposes_knobs_and_every_call_is_journalled(endpoint: ScriptedEndpoint, tree: Path) -> None:
