@@ -173,11 +173,17 @@ def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, sa
         noise = _noise(ledger.noise_units, campaign.host_fingerprint, spec)
         told = ledger.told_lessons(campaign.id)
     lab = make_lab(settings, spec, Repository(directory / "repo"), directory / "runs", noise, say)
+
+    def note(text: str) -> None:
+        with store.transaction() as ledger:
+            event = ledger.add_event(campaign.id, "planner_note", {"text": text})
+        watch(event)
+
     return Desk(
         campaign=campaign,
         store=store,
         artefacts=ArtefactFiles(settings.home / "artefacts"),
-        planner=build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id)),
+        planner=build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id), note),
         lab=lab,
         on_event=watch,
         started_s=started_s,

@@ -47,6 +47,8 @@ class Progress:
                 return f"{name}: {_outcome(data)}"
             case "skipped":
                 return f"skipped: {data.get('what')} ({data.get('reason')})"
+            case "planner_note":
+                return f"planner: {data.get('text')}"
             case _:
                 return ""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from infra_agent.errors import WrongUse
 
@@ -27,6 +27,8 @@ class Settings(BaseModel):
     """Key of the model endpoint."""
     openai_base_url: str = Field(default="", alias="OPENAI_BASE_URL")
     """OpenAI-compatible endpoint; empty means the `openai` package's default."""
+    model_context: int = Field(default=128_000, ge=2_048, le=100_000_000, alias="INFRA_AGENT_MODEL_CONTEXT")
+    """Tokens that a request and its answer may have together."""
 
     @property
     def has_model(self) -> bool:
@@ -37,7 +39,8 @@ class Settings(BaseModel):
 def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """Settings from the environment. Unset and empty variables mean the defaults.
 
-    Raises WrongUse for a home that no path can be made of; whether the path can be used shows when it is.
+    Raises WrongUse for a home that no path can be made of, and for a number that is none; whether the path can be
+    used shows when it is.
     """
     env = os.environ if environment is None else environment
     names = [field.alias for field in Settings.model_fields.values() if field.alias]
@@ -45,7 +48,11 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     home = _home(given.get("INFRA_AGENT_HOME"), env.get("XDG_DATA_HOME"))
     given["INFRA_AGENT_HOME"] = str(home)
     given.setdefault("INFRA_AGENT_DATABASE_URL", f"sqlite:///{quote(str(home / 'infra-agent.db'))}")
-    return Settings.model_validate(given)
+    try:
+        return Settings.model_validate(given)
+    except ValidationError as error:
+        said = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors(include_url=False, include_input=False))
+        raise WrongUse(f"{said}. Mend or unset it.") from error
 
 
 def _home(given: str | None, data_home: str | None) -> Path:

@@ -28,6 +28,8 @@ class Material(NamedTuple):
     calls: ModelJournal
     """Where calls of a model are journalled."""
     script: tuple[Proposal, ...]
+    say: Callable[[str], None]
+    """Told what a person should know of how a model's endpoint is used."""
 
 
 def scripted_proposals(planner: str, target: TargetSpec) -> tuple[Proposal, ...]:
@@ -38,17 +40,22 @@ def scripted_proposals(planner: str, target: TargetSpec) -> tuple[Proposal, ...]
 
 
 def build_planner(
-    spec: CampaignSpec, settings: Settings, script: tuple[Proposal, ...] = (), calls: ModelJournal | None = None
+    spec: CampaignSpec,
+    settings: Settings,
+    script: tuple[Proposal, ...] = (),
+    calls: ModelJournal | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Planner:
     """The planner that `spec` names. `script` is what `scripted_proposals` gave at the start of the campaign;
-    `calls` is where model calls are journalled, None if nothing will be planned. Contacts no endpoint.
+    `calls` is where model calls are journalled, None if nothing will be planned; `say` is told what a person should
+    know of a model's endpoint. Contacts no endpoint.
 
     Raises WrongUse for an unknown kind, a campaign without its script and a model that is not configured.
     """
     kind = spec.planner.partition(":")[0]
     if reason := planner_refusal(spec.planner):
         raise WrongUse(reason)
-    return KINDS[kind](spec, Material(settings, CallsInMemory() if calls is None else calls, script))
+    return KINDS[kind](spec, Material(settings, CallsInMemory() if calls is None else calls, script, say))
 
 
 def _search(spec: CampaignSpec, material: Material) -> Planner:
@@ -79,7 +86,7 @@ def _llm(spec: CampaignSpec, material: Material) -> Planner:
     # Importing the model's client takes longer than most commands; only this planner pays for it.
     from infra_agent.planner.llm import LlmPlanner
 
-    return LlmPlanner(settings, material.calls)
+    return LlmPlanner(settings, material.calls, say=material.say)
 
 
 def _random(spec: CampaignSpec, material: Material) -> Planner:

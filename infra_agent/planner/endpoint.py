@@ -19,7 +19,9 @@ from openai import OpenAI
 from infra_agent.domain import now
 from infra_agent.errors import ModelUnavailable, WrongUse
 from infra_agent.planner import TimeUp
-from infra_agent.planner.fence import neutral
+from infra_agent.planner.answer import declined
+from infra_agent.planner.fence import SECRET_CHARACTERS, neutral
+from infra_agent.planner.manner import refused
 from infra_agent.settings import Settings
 
 MAX_BODY_BYTES = 8 << 20
@@ -29,8 +31,8 @@ OR_SEARCH = "or use --planner search, which needs no model"
 class Patience(NamedTuple):
     """How long an endpoint is waited for."""
 
-    call_s: float = 180.0
-    """One call, from the request to the last byte of the answer."""
+    call_s: float = 600.0
+    """One call, from the request to the last byte of the answer: a model that reasons on a slow machine takes long."""
     connect_s: float = 10.0
     tries: int = 3
     backoff_s: float = 1.0
@@ -41,8 +43,8 @@ class Patience(NamedTuple):
 
 CLOCK_S = 0.05
 """A timeout this close before a deadline is that deadline's: clocks and timers are no finer."""
-SECRET_CHARACTERS = 16
-"""Real keys are longer than this."""
+MAX_SAID_CHARACTERS = 1_000
+"""Kept of what an endpoint says why it refuses."""
 
 
 class Answered(NamedTuple):
@@ -58,6 +60,15 @@ class _TryAgain(Exception):
     def __init__(self, cause: str, after_s: float | None = None) -> None:
         super().__init__(cause)
         self.after_s = after_s
+
+
+class _Declined(Exception):
+    """The endpoint can't be asked in this manner, but may be in another."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
+        self.said = said
 
 
 class _TooSlow(Exception):
@@ -89,7 +100,8 @@ class Endpoint:
     def complete(
         self, request: dict[str, Any], check: Callable[[str], object], deadline_s: float = math.inf
     ) -> Answered:
-        """The body of the answer to a chat completion request, once `check` finds no fault with it.
+        """The body of the answer to a chat completion request, once `check` finds no fault with it; or, as
+        `answer.declined` writes it, the endpoint's refusal of the manner in which it was asked.
 
         A busy, failing or unreachable endpoint and a body that `check` raises ValueError for are tried again.
         Raises ModelUnavailable with the endpoint, the cause and what to do, and TimeUp when no answer is there by
@@ -102,6 +114,8 @@ class Endpoint:
                 body = self._hide(self._once(request, deadline_s))
                 self._check(body, check)
                 return Answered(body, time.monotonic() - started)
+            except _Declined as no:
+                return Answered(declined(no.status, no.said), time.monotonic() - started)
             except _TryAgain as failure:
                 wait_s = self._patience.backoff_s * 2 ** (attempt - 1)
                 wait_s = wait_s if failure.after_s is None else failure.after_s
@@ -141,7 +155,7 @@ class Endpoint:
         except httpx2.HTTPError as error:
             raise _TryAgain(f"the connection broke: {error}") from error
         except openai.APIStatusError as error:
-            raise self._refused(error) from None  # its text may repeat the key; ours does not
+            raise self._refused(error, request) from None  # its text may repeat the key; ours does not
 
     def _body(self, chunks: Any, ends_s: float) -> str:
         parts: list[bytes] = []
@@ -155,9 +169,12 @@ class Endpoint:
                 raise _TooSlow
         return b"".join(parts).decode("utf-8", "replace")
 
-    def _refused(self, error: openai.APIStatusError) -> Exception:
+    def _refused(self, error: openai.APIStatusError, request: dict[str, Any]) -> Exception:
         """What an HTTP status means, and what to do about it."""
-        status, said = error.status_code, f"HTTP {error.status_code}: {self._said(error)}"
+        status, words = error.status_code, self._said(error)
+        if refused(status, words, request):
+            return _Declined(status, words)
+        said = f"HTTP {status}: {words[:300]}"
         if status in (401, 403):
             return self._unavailable(f"it refuses the key ({said}). Set OPENAI_API_KEY,")
         if status == 404:
@@ -169,12 +186,10 @@ class Endpoint:
             return self._unavailable(f"its quota is used up ({said}). Add credit, use another endpoint,")
         if status in (408, 409, 429) or status >= 500:
             return _TryAgain(said, _retry_after(error.response.headers))
-        return self._unavailable(
-            f"it refuses the request ({said}). The planner needs a model with tool calling; try another one,"
-        )
+        return self._unavailable(f"it refuses the request ({said}). Try another model,")
 
     def _said(self, error: openai.APIStatusError) -> str:
-        return self._hide(" ".join(neutral(str(error.message)).split()))[:300]
+        return self._hide(" ".join(neutral(str(error.message)).split()))[:MAX_SAID_CHARACTERS]
 
     def _unavailable(self, cause: str) -> ModelUnavailable:
         remedy = OR_SEARCH if cause.endswith(",") else f"Try again later, {OR_SEARCH}"

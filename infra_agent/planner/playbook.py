@@ -28,7 +28,7 @@ from infra_agent.planner.rulebook import Ask, Playbook, Rule, Step, shipped
 from infra_agent.planner.sources import Function, edit, hot
 from infra_agent.planner.symptoms import Fact, fits, of_parent, says_nothing
 from infra_agent.planner.tree import Tree
-from infra_agent.planner.trials import Trials
+from infra_agent.planner.trials import read_trials
 from infra_agent.target import OutputsProbe, Probe
 
 CHEAP = 0.1
@@ -99,7 +99,7 @@ class Case:
         self.context = context
         self.book = book
         self.tree = Tree(context.parent_tree, context.spec)
-        self.trials = Trials(context)
+        self.trials = read_trials(context)
         self.dials = Dials(context, book, self.trials)
         self.signals = of_parent(context)
         self.firings = tuple(sorted(self._fire(), key=lambda f: f.rule.tier))

@@ -1,7 +1,7 @@
 """What the model is told at the start of a step: the fixed rules, and the campaign as it stands.
 
 Wall time is left out on purpose: the same journal must give the same request, so that a resumed campaign
-finds the answers it has paid for.
+finds the answers it has paid for. What stays within the window is the journal and the signals; the rest is fixed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.resources import files
 from string import Template
 
-from feedback.digest import digest
+from feedback.digest import count_tokens, digest
 from feedback.observations import Scalar
 from feedback.ranking import rank
 from infra_agent import forecast
@@ -21,39 +21,66 @@ from infra_agent.levers import ledger
 from infra_agent.planner import Context
 from infra_agent.planner.discipline import known_metrics
 from infra_agent.planner.fence import cut, fence, neutral
+from infra_agent.planner.recap import recap
 from infra_agent.target import Knob, Probe
 
-JOURNAL_LINES = 40
+JOURNAL_TOKENS = 6_000
+DIGEST_TOKENS = 4_000
+"""Of the opening, where the window has room for it."""
+LESSONS_TOKENS = 1_200
+LEAST_TOKENS = 300
+"""Of journal and signals together; with less of them nobody can plan."""
+JOURNAL_SHARE = 0.6
+"""Of what is left for the journal and the signals."""
+FENCE_TOKENS = 60
+"""That the marks around a quotation take, by `count_tokens`."""
+UNLIMITED = 1 << 30
 JOURNAL_CHARACTERS = 12_000
-DIGEST_CHARACTERS = 8_000
-LESSONS_CHARACTERS = 4_000
 ENTRY_TOKENS = 2_000
 ENTRY_CHARACTERS = 16_000
 PATCH_CHARACTERS = 6_000
 INDEPENDENT = "\nThis is independent sample {}: others are drawn from the same original and don't know of it.\n"
 
 
-def prompt(name: str) -> str:
-    """A prompt file of this package."""
-    return (files("infra_agent.planner") / "prompts" / f"{name}.md").read_text(encoding="utf-8")
+class TooLarge(Exception):
+    """The window can't hold what a planner must be told; the message has the numbers."""
 
 
-def opening(context: Context) -> list[dict[str, object]]:
-    """The messages that a step begins with."""
-    return [
-        {"role": "system", "content": prompt("system")},
-        {"role": "user", "content": campaign(context)},
-    ]
+def prompt(file: str, /, **values: object) -> str:
+    """A prompt file of this package, with its `$names` filled in if there are any."""
+    text = (files("infra_agent.planner") / "prompts" / f"{file}.md").read_text(encoding="utf-8")
+    return Template(text).substitute(values) if values else text
 
 
-def campaign(context: Context) -> str:
+def opening(context: Context, room: int, window: int, tools: str = "") -> list[dict[str, str]]:
+    """The messages that a step begins with, within `room` tokens of a model's `window`. `tools` are their descriptions
+    where the model is not given them as functions. Raises TooLarge.
+
+    Says itself how long it is.
+    """
+    system = prompt("system") + (f"\n{prompt('json_mode')}\n{tools}" if tools else "")
+    size = f"This text: about {{}} tokens of {window}.\n"
+    fixed = count_tokens(system) + count_tokens(size) + count_tokens(campaign(context, 0, 0))
+    left = room - fixed
+    if left < LEAST_TOKENS:
+        raise TooLarge(f"its instructions and the target's description alone take {fixed} tokens of {max(room, 0)}")
+    for_journal = min(JOURNAL_TOKENS, int(left * JOURNAL_SHARE))
+    text = campaign(context, for_journal, min(DIGEST_TOKENS, left - for_journal))
+    total = count_tokens(system) + count_tokens(size) + count_tokens(text)
+    return [{"role": "system", "content": system}, {"role": "user", "content": size.format(total) + text}]
+
+
+def campaign(context: Context, journal_tokens: int, digest_tokens: int) -> str:
     """The campaign as text: target, objective, knobs, probes, levers, journal and the latest signals, as they were
     when this step began."""
     spec, past = context.spec, context.journal.before_step()
     objective = spec.objective
     guardrails = [f"- {g.metric} ({g.direction}) may lose {g.max_regression:.0%}" for g in spec.guardrails]
-    return Template(prompt("campaign")).substitute(
-        name=spec.name,
+    levers = [f"- {lever}" for lever in ledger(past, spec)]
+    told = recap(past, journal_tokens - FENCE_TOKENS) if journal_tokens else ""
+    return prompt(
+        "campaign",
+        name=neutral(spec.name),
         description=fence(spec.description, "target.toml", 2000),
         objective=f"{objective.direction} {objective.metric}, measured by probe {objective.probe}; "
         f"a gain counts from {objective.min_effect:.1%}",
@@ -62,18 +89,29 @@ def campaign(context: Context) -> str:
         experiments_left=context.experiments_left,
         investigations=MAX_INVESTIGATIONS,
         metrics=", ".join(known_metrics(spec)),
-        knobs="\n".join(_knob(knob, context) for knob in spec.knobs) or "none",
-        probes="\n".join(_probe(probe) for probe in spec.shown_probes),
-        editable=", ".join(spec.editable) or "nothing",
-        protected=", ".join(spec.protected) or "all that is not editable",
-        levers="\n".join(f"- {lever}" for lever in ledger(past, spec)),
-        journal=journal(past),
-        lessons=fence(context.lessons or "none", "lessons of earlier campaigns", LESSONS_CHARACTERS),
-        digest=fence(context.digest or "none yet", "signals", DIGEST_CHARACTERS),
+        knobs=fence("\n".join(_knob(knob, context) for knob in spec.knobs) or "none", "target.toml", UNLIMITED),
+        probes=fence("\n".join(_probe(probe) for probe in spec.shown_probes), "target.toml", UNLIMITED),
+        editable=_line(", ".join(spec.editable) or "nothing"),
+        protected=_line(", ".join(spec.protected) or "all that is not editable"),
+        levers="\n".join(levers),
+        journal=fence(told or "nothing tried yet", "journal", UNLIMITED),
+        lessons=quoted(
+            context.lessons or "none", "lessons of earlier campaigns", min(LESSONS_TOKENS, digest_tokens // 3)
+        ),
+        digest=quoted(context.digest or "none yet", "signals", digest_tokens),
     ) + (INDEPENDENT.format(context.sample) if context.sample else "")
 
 
-def journal(past: Journal, lines: int = JOURNAL_LINES) -> str:
+def quoted(text: str, source: str, tokens: int) -> str:
+    """`text` in a fence, together at most about `tokens` tokens."""
+    tokens = max(0, tokens - FENCE_TOKENS)
+    limit = len(text)
+    while (n := count_tokens(cut(text, limit))) > tokens and limit > 0:
+        limit = min(limit - 1, limit * tokens // n)
+    return fence(text, source, limit)
+
+
+def journal(past: Journal, lines: int) -> str:
     """What was tried and what came of it, quoted."""
     return fence(past.render(lines) or "nothing tried yet", "journal", JOURNAL_CHARACTERS)
 
@@ -101,7 +139,7 @@ def entry(experiment: Experiment) -> str:
 
 def _knob(knob: Knob, context: Context) -> str:
     value = context.knobs.get(knob.name)
-    now = "absent" if value is None else neutral(str(value))[:80]
+    now = "absent" if value is None else _line(str(value))[:80]
     domain = " ".join(map(str, knob.choices)) if knob.choices else f"{knob.minimum}..{knob.maximum}"
     default = "not stated" if knob.engine_default is None else knob.engine_default
     needs = "".join(
@@ -110,6 +148,10 @@ def _knob(knob: Knob, context: Context) -> str:
         for name, allowed in condition.requires.items()
     )
     return f"- {knob.name} [{knob.family}]: {now} | {domain} | {default}. {knob.description}{needs}"
+
+
+def _line(text: str) -> str:
+    return " ".join(neutral(text).split())
 
 
 def _list(values: tuple[Scalar, ...]) -> str:

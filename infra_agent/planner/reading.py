@@ -39,6 +39,10 @@ class Reader:
         self._context = context
         self._tree = Tree(context.parent_tree, context.spec)
 
+    def see(self, context: Context) -> None:
+        """Read from this context from now on: the journal has grown."""
+        self._context = context
+
     def tools(self) -> dict[str, tuple[type[Record], Callable[..., str]]]:
         """Name -> arguments and what carries it out; each raises NotReadable."""
         return {

@@ -35,11 +35,13 @@ class Toolbox:
     """Carries out a planner's calls in one context."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        self._done = context.journal.step_investigations
+        self._context = context.model_copy(update={"journal": context.journal.before_step()})
         self._tree = Tree(context.parent_tree, context.spec)
         self._answered = 0
+        self._reader = Reader(self._context)
         self._tools: dict[str, tuple[type[Record], Callable[[Any], str | Action]]] = {
-            **Reader(context).tools(),
+            **self._reader.tools(),
             "investigate": (AskProbe, self._investigate),
             "propose": (ProposeChange, self._propose),
             "stop": (StopPlanning, self._stop),
@@ -70,12 +72,15 @@ class Toolbox:
 
     def _investigate(self, given: AskProbe) -> str | Action:
         """The answer, where this step asked before; else the question goes out. The n-th question of a step is
-        answered by its n-th investigation, so a step that is taken up again finds its answers."""
+        answered by its n-th investigation, so a step that is taken up again finds its answers. Until a question is
+        asked, nothing here knows its answer: every call must say then what it said at first."""
         points(self._context.spec, given.probe, given.params)
-        done = self._context.journal.step_investigations
-        if self._answered < len(done):
+        if self._answered < len(self._done):
+            found = self._done[self._answered]
             self._answered += 1
-            return answer(done[self._answered - 1])
+            self._context = self._context.model_copy(update={"journal": self._context.journal.updated(found)})
+            self._reader.see(self._context)
+            return answer(found)
         if not self._context.investigations_left:
             raise ToolRefused("this step's investigations are used up: propose or stop")
         return Investigate(question=given.question, probe=given.probe, params=given.params)
