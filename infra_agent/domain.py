@@ -167,7 +167,7 @@ class CampaignSpec(Record):
     target: str
     """Path of the target as given, or the name of a shipped target."""
     planner: str = "search"
-    """llm, search or script:FILE."""
+    """llm, search, external or script:FILE."""
     budget: Budget = Budget()
     seed: int = 0
     error_budget: float = Field(default=0.05, gt=0, lt=1)
@@ -176,8 +176,8 @@ class CampaignSpec(Record):
     @field_validator("planner")
     @classmethod
     def _known(cls, planner: str) -> str:
-        if planner not in ("llm", "search") and not planner.startswith("script:"):
-            raise ValueError(f"unknown planner {planner!r}; use llm, search or script:FILE")
+        if planner not in ("llm", "search", "external") and not planner.startswith("script:"):
+            raise ValueError(f"unknown planner {planner!r}; use llm, search, external or script:FILE")
         return planner
 
 
@@ -185,6 +185,8 @@ class CampaignState(StrEnum):
     """State of a campaign."""
 
     RUNNING = "running"
+    WAITING = "waiting"
+    """Someone outside plans it, and has not said yet what to do next; nothing runs."""
     COMPLETE = "complete"
     STOPPED = "stopped"
     """A platform, a model or a person ended the run; it can be resumed."""

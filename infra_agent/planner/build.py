@@ -10,6 +10,7 @@ from infra_agent.domain import CampaignSpec, Proposal
 from infra_agent.errors import WrongUse
 from infra_agent.planner import Planner
 from infra_agent.planner.calls import CallsInMemory, ModelJournal
+from infra_agent.planner.external import ExternalPlanner
 from infra_agent.planner.scripted import ScriptedPlanner, read_script
 from infra_agent.planner.search import SearchPlanner
 from infra_agent.settings import Settings
@@ -52,6 +53,10 @@ def _search(spec: CampaignSpec, material: Material) -> Planner:
     return SearchPlanner(spec.seed)
 
 
+def _external(spec: CampaignSpec, material: Material) -> Planner:
+    return ExternalPlanner()
+
+
 def _script(spec: CampaignSpec, material: Material) -> Planner:
     if not material.script:
         raise WrongUse(
@@ -76,5 +81,6 @@ def _llm(spec: CampaignSpec, material: Material) -> Planner:
 KINDS: dict[str, Callable[[CampaignSpec, Material], Planner]] = {
     "llm": _llm,
     "search": _search,
+    "external": _external,
     "script": _script,
 }

@@ -32,12 +32,13 @@ class ToolRefused(Exception):
 
 
 class Toolbox:
-    """Carries out a planner's calls in one context."""
+    """Carries out a planner's calls in one context. `answered` is how many of the step's investigations its planner
+    knows the answers of: none of one that starts the step's conversation anew, all of one outside."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, answered: int = 0) -> None:
         self._context = context
         self._tree = Tree(context.parent_tree, context.spec)
-        self._answered = 0
+        self._answered = answered
         self._tools: dict[str, tuple[type[Record], Callable[[Any], str | Action]]] = {
             **Reader(context).tools(),
             "investigate": (AskProbe, self._investigate),
