@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from feedback.digest import digest
 from feedback.ranking import rank
@@ -46,8 +46,7 @@ class Call(Record):
         return self.tool in ACTIONS
 
 
-class _Calls(Record):
-    calls: tuple[Call, ...] = Field(min_length=1, max_length=MAX_CALLS)
+_CALLS = TypeAdapter(Annotated[tuple[Call, ...], Field(min_length=1, max_length=MAX_CALLS)])
 
 
 class Answer(Record):
@@ -187,7 +186,7 @@ def read_calls(text: str) -> tuple[Call, ...]:
     given = text.strip()
     whole = given if given.startswith("[") else f"[{given}]"
     try:
-        return _Calls.model_validate_json(f'{{"calls": {whole}}}').calls
+        return _CALLS.validate_json(whole)
     except ValidationError as error:
         form = '{"tool": NAME, "arguments": {...}}, or a list of such calls'
         raise ValueError(f"{problems(error)}; give {form}") from error
