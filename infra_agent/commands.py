@@ -15,6 +15,7 @@ from feedback.readers.run import read
 from infra_agent import ending, host, loop, report
 from infra_agent.bench import Site
 from infra_agent.catalogue import check_needs, find_script, find_target
+from infra_agent.conversation import Conversation
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
 from infra_agent.errors import InfraAgentError, PlatformFailed, TargetInvalid, WrongUse
 from infra_agent.experiment import Lab
@@ -26,6 +27,7 @@ from infra_agent.noise import NOISE_MAX_AGE, NOISE_RUN, measure_noise
 from infra_agent.packages import ensure_packages
 from infra_agent.planner import Planner
 from infra_agent.planner.build import build_planner, scripted_proposals
+from infra_agent.planner.external import ExternalPlanner
 from infra_agent.recording import Session, write
 from infra_agent.recording.redaction import redaction
 from infra_agent.settings import Settings
@@ -117,6 +119,8 @@ def run(settings: Settings, campaign_id: str, watch: Watch, say: Say, planner: P
             with store.transaction() as ledger:
                 ledger.update_campaign(campaign)
             ended_by, reason = loop.run_campaign(desk)
+            if isinstance(desk.planner, ExternalPlanner):
+                desk.planner.finish(desk.journal(), "" if ended_by == loop.WAITING else reason)
         except BaseException as error:
             ended = ending.keep_end(store, campaign, error, campaign.elapsed_s + time.monotonic() - started_s)
             if isinstance(error, InfraAgentError | SandboxError):
@@ -171,6 +175,12 @@ def make_desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch
     """All that running a campaign needs, its planner and its lab included. Raises as `make_lab` and `build_planner`."""
     spec = parse_target(campaign.target_toml, f"{campaign.spec.target}/target.toml")
     directory = campaign_directory(settings, campaign.id)
+    if (
+        campaign.spec.planner == "external"
+    ):  # nobody told anything now, but a kill may have cut off what was told before
+        planner: Planner = ExternalPlanner((), Conversation(store, campaign.id))
+    else:
+        planner = build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id))
     with store.transaction(read_only=True) as ledger:
         noise = _noise(ledger.noise_units, campaign.host_fingerprint, spec)
     lab = make_lab(settings, spec, Repository(directory / "repo"), directory / "runs", noise, say)
@@ -178,7 +188,7 @@ def make_desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch
         campaign=campaign,
         store=store,
         artefacts=ArtefactFiles(settings.home / "artefacts"),
-        planner=build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id)),
+        planner=planner,
         lab=lab,
         on_event=watch,
         started_s=started_s,

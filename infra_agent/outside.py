@@ -81,7 +81,6 @@ def tell(settings: Settings, campaign_id: str, calls: Sequence[Call], watch: Wat
         planner = ExternalPlanner(calls, Conversation(store, found.id))
         ran = commands.run(settings, found.id, watch, say, planner)
         goes_on = ran.ended_by == loop.WAITING
-        planner.finish(ran.journal, "" if goes_on else ran.campaign.stop_reason)
         left = external.left(_context(settings, ran.campaign, store, say)) if goes_on else ""
         return Told(ran.campaign, ran.journal, tuple(planner.answers), ran.ended_by, left)
 

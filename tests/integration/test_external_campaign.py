@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from test_cli_campaign import Cli, Done, make_target
@@ -42,11 +43,13 @@ ASK = {"tool": "investigate", "arguments": {"question": "How long does a slice t
 class Outside:
     """Someone who plans a campaign of the toy target."""
 
-    def __init__(self, directory: Path, *budget: str, copies: int = 16) -> None:
-        self.cli, self.directory = Cli(directory / "home", directory), directory
-        self.target = make_target(directory / "toy", copies=copies)
-        self.started = self.cli("run", str(self.target), "--planner", "external", *budget, "--json")
-        assert self.started.code == 0, self.started.err
+    def __init__(self, directory: Path, target: Path) -> None:
+        self.cli, self.directory, self.target = Cli(directory / "home", directory), directory, target
+
+    def start(self, *budget: str) -> Done:
+        started = self.cli("run", str(self.target), "--planner", "external", *budget, "--json")
+        assert started.code == 0, started.err
+        return started
 
     def file(self, *calls: dict[str, Any]) -> str:
         path = self.directory / "calls.json"
@@ -64,13 +67,29 @@ class Outside:
         return commands.campaign(settings, "latest")[0].elapsed_s
 
 
+class Begun(NamedTuple):
+    """A campaign that waits for its first call."""
+
+    outside: Outside
+    report: Any
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
+    directory = tmp_path_factory.mktemp("begun")
+    outside = Outside(directory, make_target(directory / "toy"))
+    return Begun(outside, outside.start().json)
+
+
 @pytest.fixture
-def outside(tmp_path: Path) -> Outside:
-    return Outside(tmp_path)
+def outside(begun: Begun, tmp_path: Path) -> Outside:
+    """A copy of it."""
+    shutil.copytree(begun.outside.cli.home, tmp_path / "home", symlinks=True)
+    return Outside(tmp_path, begun.outside.target)
 
 
-def test_it_waits_with_a_baseline_and_says_how_to_be_driven(outside: Outside) -> None:
-    report = outside.started.json
+def test_it_waits_with_a_baseline_and_says_how_to_be_driven(begun: Begun, outside: Outside) -> None:
+    report = begun.report
     assert report["state"] == "waiting"
     assert [e.role for e in outside.cli.experiments()] == ["baseline"]
     assert any(f"infra-agent ask {report['campaign']}" in line for line in report["next"])
@@ -162,7 +181,8 @@ def test_a_broken_file_is_wrong_use(outside: Outside, content: bytes) -> None:
 
 
 def test_the_budget_ends_it_as_it_ends_any_campaign(tmp_path: Path) -> None:
-    outside = Outside(tmp_path, "--experiments", "1")
+    outside = Outside(tmp_path, make_target(tmp_path / "toy"))
+    outside.start("--experiments", "1")
     told = outside.tell(propose(32), propose(1))
     assert (told.code, told.json["state"], told.json["ended_by"]) == (2, "complete", "budget")
     assert [a["refused"] for a in told.json["answers"]] == [False, True]
@@ -180,7 +200,7 @@ def test_only_an_external_campaign_is_told(tmp_path: Path) -> None:
     for command in (["ask"], ["tell", "latest", "-"]):
         done = cli(*command)
         assert done.code == 2
-    assert "is planned by script; only a campaign" in cli("ask").err
+    assert "is planned by script; only one that was started with --planner external" in cli("ask").err
 
 
 @pytest.mark.parametrize("then", ["ask", "tell", "again", "resume"])
@@ -203,7 +223,8 @@ def test_a_kill_during_a_tell_is_taken_up_and_nothing_is_paid_twice(outside: Out
         assert told.code == 0, told.out
         assert [(a["experiment"], a["confirmed"]) for a in told.json["answers"]] == [(1, True)]
     else:
-        assert outside.cli("run", "--resume", "latest", "--json").json["n_accepted"] == 1
+        resumed = outside.cli("run", "--resume", "latest", "--json")
+        assert resumed.json["n_accepted"] == 1, resumed.out
     assert outside.numbered() == [(0, "baseline", State.COMPLETE), (1, "change", State.COMPLETE)]
     refused = outside.tell(propose(1))
     assert "this changes nothing" in refused.json["text"]

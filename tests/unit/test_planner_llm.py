@@ -580,7 +580,7 @@ def test_build_planner_knows_each_kind(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match="set INFRA_AGENT_MODEL, and OPENAI_API_KEY or OPENAI_BASE_URL"):
         built("llm")
     odd = CampaignSpec(target="t").model_copy(update={"planner": "oracle"})
-    with pytest.raises(WrongUse, match=r"unknown planner 'oracle'; use llm, search, script"):
+    with pytest.raises(WrongUse, match=r"unknown planner 'oracle'; use llm, search"):
         build_planner(odd, unset)
     with pytest.raises(WrongUse, match="did not keep its script; start a new one"):
         build_planner(CampaignSpec(target="t", planner="script:s.toml"), unset)
