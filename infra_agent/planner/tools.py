@@ -32,13 +32,17 @@ class ToolRefused(Exception):
 
 
 class Toolbox:
-    """Carries out a planner's calls in one context."""
+    """Carries out a planner's calls in one context. `answered` is how many of the step's investigations its planner
+    knows the answers of: none of one that starts the step's conversation anew, all of one outside."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, answered: int = 0) -> None:
         self._done = context.journal.step_investigations
-        self._context = context.model_copy(update={"journal": context.journal.before_step()})
+        known = context.journal.before_step()
+        for experiment in self._done[:answered]:
+            known = known.updated(experiment)
+        self._context = context.model_copy(update={"journal": known})
         self._tree = Tree(context.parent_tree, context.spec)
-        self._answered = 0
+        self._answered = answered
         self._reader = Reader(self._context)
         self._tools: dict[str, tuple[type[Record], Callable[[Any], str | Action]]] = {
             **self._reader.tools(),
