@@ -16,6 +16,7 @@ from infra_agent.planner import Action, Context, Investigate, Propose, Stop
 from infra_agent.planner.best_of_n import ATTEMPTS, BestOfNPlanner
 from infra_agent.planner.build import build_planner
 from infra_agent.planner.chance import RandomPlanner
+from infra_agent.planner.prompt import DIGEST_TOKENS, JOURNAL_TOKENS
 from infra_agent.planner.prompt import campaign as campaign_text
 from infra_agent.planner.trials import read_trials
 from infra_agent.settings import load_settings
@@ -117,7 +118,7 @@ def test_a_sample_sees_the_original_and_no_result_of_the_campaign() -> None:
     assert seen.journal.number_of_changes == 0
     assert seen.digest == ""
     assert seen.experiments_left == 1
-    assert "secret" not in campaign_text(seen)
+    assert "secret" not in campaign_text(seen, JOURNAL_TOKENS, DIGEST_TOKENS)
 
 
 def test_each_sample_asks_differently_and_a_resume_asks_the_same() -> None:
@@ -131,7 +132,7 @@ def test_each_sample_asks_differently_and_a_resume_asks_the_same() -> None:
     assert first == again
     assert "independent sample 2.1" in first
     assert "independent sample 3.1" in second
-    assert "independent sample" not in campaign_text(context)
+    assert "independent sample" not in campaign_text(context, JOURNAL_TOKENS, DIGEST_TOKENS)
 
 
 def test_a_sample_that_stops_is_drawn_again_without_investigations_and_not_for_ever() -> None:

@@ -181,7 +181,7 @@ def test_the_members_are_named_or_all_that_need_nothing(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_portfolio_of_what_is_none_is_refused_with_what_there_is(planner: str) -> None:
-    with pytest.raises(ValidationError, match="search, random"):
+    with pytest.raises(ValidationError, match="search, playbook, random"):
         CampaignSpec(target="t", planner=planner)
 
 
