@@ -202,12 +202,8 @@ def test_words_of_strangers_can_neither_act_nor_run_on(tmp_path: Path) -> None:
 
 
 def test_without_lessons_the_prompt_says_none(tmp_path: Path) -> None:
-    assert (
-        "none"
-        in prompt_of(context(SPEC, tmp_path), JOURNAL_TOKENS, DIGEST_TOKENS).partition(
-            "# Lessons of earlier campaigns\n"
-        )[2][:200]
-    )
+    shown = prompt_of(context(SPEC, tmp_path), JOURNAL_TOKENS, DIGEST_TOKENS)
+    assert "none" in shown.partition("# Lessons of earlier campaigns\n")[2][:200]
 
 
 # Stored.

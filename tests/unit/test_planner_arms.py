@@ -128,7 +128,7 @@ def test_each_sample_asks_differently_and_a_resume_asks_the_same() -> None:
     planner.next_action(context)
     more = Experiment.model_validate({**context.journal.experiments[1].model_dump(), "id": "x", "number": 3})
     planner.next_action(context.model_copy(update={"journal": context.journal.updated(more)}))
-    first, again, second = map(campaign_text, model.seen)
+    first, again, second = (campaign_text(c, JOURNAL_TOKENS, DIGEST_TOKENS) for c in model.seen)
     assert first == again
     assert "independent sample 2.1" in first
     assert "independent sample 3.1" in second
