@@ -16,7 +16,7 @@ from infra_agent.planner import Action, Context, Investigate, Propose, Stop
 from infra_agent.planner.best_of_n import ATTEMPTS, BestOfNPlanner
 from infra_agent.planner.build import build_planner
 from infra_agent.planner.chance import RandomPlanner
-from infra_agent.planner.prompt import campaign as campaign_text
+from infra_agent.planner.prompt import campaign
 from infra_agent.planner.trials import read_trials
 from infra_agent.settings import load_settings
 
@@ -91,6 +91,10 @@ class Recorder:
 IDEA = Propose(proposal=Proposal(hypothesis=Hypothesis(claim="c"), change=Change(knobs={"threads": 4})))
 
 
+def campaign_text(context: Context) -> str:
+    return campaign(context, 4000, 4000)
+
+
 def after_results() -> Context:
     """A context with a baseline, an accepted change whose result is the parent, and an investigation since."""
     campaign = Campaign(SPEC, INHERITED)
@@ -100,7 +104,9 @@ def after_results() -> Context:
     campaign.record(IDEA.proposal, VerdictKind.ACCEPT, effect(1.2, 1.1, 1.3))
     asked = base.model_copy(update={"id": "i", "number": 2, "role": "investigation", "state": State.COMPLETE})
     campaign.experiments.append(asked)
-    context = campaign.context().model_copy(update={"digest": "secret result", "investigations_left": 2})
+    context = campaign.context().model_copy(
+        update={"digest": "secret result", "lessons": "a secret", "investigations_left": 2}
+    )
     assert context.parent_commit == "commit1"
     return context
 
