@@ -186,6 +186,6 @@ def test_a_portfolio_of_what_is_none_is_refused_with_what_there_is(planner: str)
 
 
 def test_every_kind_is_known_to_the_request_and_to_the_builder() -> None:
-    elsewhere = {"external"}  # is asked and told, and may be built by whoever does that
-    assert set(KINDS) - elsewhere == {*PLANNERS, "script"} - elsewhere
+
+    assert set(KINDS) == {*PLANNERS, "script"}
     assert all(planner_refusal(kind) is None for kind in (*PLANNERS, "script:x.toml", "portfolio:search,random"))
