@@ -1,6 +1,6 @@
 """How near planners without a model come to the best there is, on response surfaces whose truth is known.
 
-    python benchmarks/planner_search.py [--seeds 40] [--experiments 60]
+    python benchmarks/planner_search.py [--seeds 20] [--experiments 60]
 
 Campaigns in memory: eight knobs from an inherited configuration, each change measured at 5, 10 and 20 noisy pairs and
 judged by the project's own rule (`tests/unit/simulation.py`). `steps` is the search's first phase alone, which was the
@@ -35,7 +35,7 @@ NEAR = 0.02
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=40, help="campaigns of each planner on each surface")
+    parser.add_argument("--seeds", type=int, default=20, help="campaigns of each planner on each surface")
     parser.add_argument("--experiments", type=int, default=60, help="budget of each")
     options = parser.parse_args()
     marks = [n for n in (8, 15, 25, 40) if n < options.experiments] + [options.experiments]

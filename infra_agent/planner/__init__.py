@@ -41,6 +41,10 @@ class Context(Record):
     source_commit: str = ""
     investigations_left: int = 0
     """How many more of them this step may make."""
+    learned: tuple[Recalled, ...] = ()
+    """Lessons of earlier campaigns that bear on this step, nearest and most trustworthy first."""
+    lessons: str = ""
+    """The same as text, within a token budget. To be quoted."""
     sample: str = ""
     """Of independent proposals that must not know of each other, which one this is."""
     base_commit: str = ""
@@ -54,11 +58,6 @@ class Context(Record):
             return self
         original = {"parent_commit": self.base_commit, "parent_tree": self.base_tree, "knobs": self.base_knobs}
         return self.model_copy(update=original)
-
-    learned: tuple[Recalled, ...] = ()
-    """Lessons of earlier campaigns that bear on this step, nearest and most trustworthy first."""
-    lessons: str = ""
-    """The same as text, within a token budget. To be quoted."""
 
 
 class Propose(Record):

@@ -33,6 +33,7 @@ class BestOfNPlanner:
 
 def sample(context: Context, number: int, attempt: int) -> Context:
     """The context as a sample may see it: the original, its baseline, and what this sample itself has investigated.
+    Lessons of earlier campaigns are left out too: which ones are recalled depends on what this campaign found.
 
     A sample that stopped is drawn again. Which of the step's investigations were its own can't be told by then, so
     the further attempts see none and make none.
@@ -43,6 +44,8 @@ def sample(context: Context, number: int, attempt: int) -> Context:
     hidden = {
         "journal": Journal(experiments=tuple(seen)),
         "digest": "",
+        "learned": (),
+        "lessons": "",
         "experiments_left": 1,
         "investigations_left": context.investigations_left if is_first else 0,
         "sample": f"{number}.{attempt}",

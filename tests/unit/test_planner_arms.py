@@ -16,8 +16,7 @@ from infra_agent.planner import Action, Context, Investigate, Propose, Stop
 from infra_agent.planner.best_of_n import ATTEMPTS, BestOfNPlanner
 from infra_agent.planner.build import build_planner
 from infra_agent.planner.chance import RandomPlanner
-from infra_agent.planner.prompt import DIGEST_TOKENS, JOURNAL_TOKENS
-from infra_agent.planner.prompt import campaign as campaign_text
+from infra_agent.planner.prompt import campaign
 from infra_agent.planner.trials import read_trials
 from infra_agent.settings import load_settings
 
@@ -92,6 +91,10 @@ class Recorder:
 IDEA = Propose(proposal=Proposal(hypothesis=Hypothesis(claim="c"), change=Change(knobs={"threads": 4})))
 
 
+def campaign_text(context: Context) -> str:
+    return campaign(context, 4000, 4000)
+
+
 def after_results() -> Context:
     """A context with a baseline, an accepted change whose result is the parent, and an investigation since."""
     campaign = Campaign(SPEC, INHERITED)
@@ -101,7 +104,9 @@ def after_results() -> Context:
     campaign.record(IDEA.proposal, VerdictKind.ACCEPT, effect(1.2, 1.1, 1.3))
     asked = base.model_copy(update={"id": "i", "number": 2, "role": "investigation", "state": State.COMPLETE})
     campaign.experiments.append(asked)
-    context = campaign.context().model_copy(update={"digest": "secret result", "investigations_left": 2})
+    context = campaign.context().model_copy(
+        update={"digest": "secret result", "lessons": "a secret", "investigations_left": 2}
+    )
     assert context.parent_commit == "commit1"
     return context
 
@@ -118,7 +123,7 @@ def test_a_sample_sees_the_original_and_no_result_of_the_campaign() -> None:
     assert seen.journal.number_of_changes == 0
     assert seen.digest == ""
     assert seen.experiments_left == 1
-    assert "secret" not in campaign_text(seen, JOURNAL_TOKENS, DIGEST_TOKENS)
+    assert "secret" not in campaign_text(seen)
 
 
 def test_each_sample_asks_differently_and_a_resume_asks_the_same() -> None:
@@ -128,11 +133,11 @@ def test_each_sample_asks_differently_and_a_resume_asks_the_same() -> None:
     planner.next_action(context)
     more = Experiment.model_validate({**context.journal.experiments[1].model_dump(), "id": "x", "number": 3})
     planner.next_action(context.model_copy(update={"journal": context.journal.updated(more)}))
-    first, again, second = (campaign_text(c, JOURNAL_TOKENS, DIGEST_TOKENS) for c in model.seen)
+    first, again, second = map(campaign_text, model.seen)
     assert first == again
     assert "independent sample 2.1" in first
     assert "independent sample 3.1" in second
-    assert "independent sample" not in campaign_text(context, JOURNAL_TOKENS, DIGEST_TOKENS)
+    assert "independent sample" not in campaign_text(context)
 
 
 def test_a_sample_that_stops_is_drawn_again_without_investigations_and_not_for_ever() -> None:

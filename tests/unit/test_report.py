@@ -653,3 +653,29 @@ def test_each_change_of_a_stack_is_stated_with_its_own_share() -> None:
     assert "#1    +44.0 %" in text
     assert "#2    not measured" in text
     assert report(changes[0], result=WON).layers == ()
+
+
+def test_what_each_knob_did_and_who_proposed_it_is_said() -> None:
+    def proposed(planner: str, made: Experiment) -> Experiment:
+        return made.model_copy(update={"proposal": made.proposal.model_copy(update={"planner": planner})})
+
+    flash = Change(knobs={"flash": True})
+    first = proposed("search", accepted(1, effect(0.3, 0.02), change=Change(knobs={"threads": 2})))
+    second = proposed("random", experiment(2, "change", objective(effect(0.01, 0.02), "same"), change=flash))
+    portfolio = CampaignSpec(target="/repo/engine", planner="portfolio:search,random")
+    text = " ".join(render_text(report(baseline(), first, second, result=WON, spec=portfolio)).split())
+    assert "100 % threads 1 step: best +30.0 % [+28.0 %, +32.0 %]" in text
+    assert "0 % flash 1 step, within the noise floor" in text
+    assert "search 1 experiment, 10 s measuring, 0.0 s planning; 1 accepted, +30.0 % of confirmed gain" in text
+    assert "random 1 experiment, 10 s measuring, 0.0 s planning; 0 accepted, +0.0 % of confirmed gain" in text
+    alone = render_text(report(baseline(), first, result=WON))
+    assert "Who proposed" not in alone
+
+
+def test_of_changes_made_beside_each_other_the_result_is_the_best_one() -> None:
+    changes = (accepted(1, effect(0.5, 0.1)), accepted(2, effect(0.2, 0.05)))
+    whole = experiment(3, "final", objective(effect(0.45, 0.1), "better"), commit="c1")
+    found = report(baseline(), *changes, whole, result=WON)
+    assert (found.n_accepted, found.n_in_result) == (2, 1)
+    assert found.comparisons[0].experiment in (1, 3)
+    assert "2 changes confirmed one by one" not in found.headline
