@@ -15,6 +15,7 @@ from feedback.readers.run import read
 from infra_agent import ending, host, lessons, loop, report
 from infra_agent.bench import Site
 from infra_agent.catalogue import check_needs, find_script, find_target
+from infra_agent.dialogue import Dialogue
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
 from infra_agent.errors import InfraAgentError, PlatformFailed, TargetInvalid, WrongUse
 from infra_agent.journal import Journal
@@ -24,7 +25,11 @@ from infra_agent.leftovers import temporary_files
 from infra_agent.loop import Desk
 from infra_agent.noise import NOISE_MAX_AGE, NOISE_RUN, measure_noise
 from infra_agent.packages import ensure_packages
+from infra_agent.planner import Planner
 from infra_agent.planner.build import build_planner, scripted_proposals
+from infra_agent.planner.external import ExternalPlanner
+from infra_agent.recording import Session, write
+from infra_agent.recording.redaction import redaction
 from infra_agent.settings import Settings
 from infra_agent.store import ArtefactFiles, Store, campaign_lock, is_locked, new_id, open_store
 from infra_agent.target import FILE_NAME, TargetSpec, load_target, parse_target
@@ -43,7 +48,7 @@ class Ran(NamedTuple):
     campaign: Campaign
     journal: Journal
     ended_by: str
-    """budget or planner."""
+    """budget, planner, or waiting: for someone outside who says what comes next."""
 
 
 def start(settings: Settings, spec: CampaignSpec) -> Campaign:
@@ -92,8 +97,9 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
     return campaign
 
 
-def run(settings: Settings, campaign_id: str, watch: Watch, say: Say) -> Ran:
-    """Run a campaign to its end, or resume one that was stopped or cut off.
+def run(settings: Settings, campaign_id: str, watch: Watch, say: Say, planner: Planner | None = None) -> Ran:
+    """Run a campaign to its end or until it waits for an outside planner, or resume one that was stopped or cut off.
+    `planner` stands in for the campaign's own: it knows what was told.
 
     Raises WrongUse when it is finished, failed for good or another process runs it, and BaselineFailed when the
     unchanged target fails. Any other failure is stored as the reason why it stopped, and leaves it resumable.
@@ -106,20 +112,17 @@ def run(settings: Settings, campaign_id: str, watch: Watch, say: Say) -> Ran:
         stack.enter_context(campaign_lock(directory, campaign_id))
         with store.transaction(read_only=True) as ledger:  # again, now that nobody changes it
             campaign = ledger.campaign(campaign_id)
-        ending.refuse_failed(campaign)
-        if campaign.state is CampaignState.COMPLETE:
-            raise WrongUse(
-                f"campaign {campaign.id} is complete; see it with `infra-agent show {campaign.id}`, or go on "
-                f"with a larger budget: `infra-agent run --resume {campaign.id} --experiments "
-                f"{campaign.spec.budget.experiments + 10}`"
-            )
+        ending.refuse_ended(campaign)
         started_s, campaign = time.monotonic(), ending.reopened(campaign)
         try:
             stack.enter_context(temporary_files(directory))
-            desk = _desk(settings, campaign, store, watch, say, started_s)
+            desk = make_desk(settings, campaign, store, watch, say, started_s)
+            desk = desk if planner is None else desk._replace(planner=planner)
             with store.transaction() as ledger:
                 ledger.update_campaign(campaign)
             ended_by, reason = loop.run_campaign(desk)
+            if isinstance(desk.planner, ExternalPlanner):
+                desk.planner.finish(desk.journal(), "" if ended_by == loop.WAITING else reason)
         except BaseException as error:
             ended = ending.keep_end(store, campaign, error, campaign.elapsed_s + time.monotonic() - started_s)
             if isinstance(error, InfraAgentError | SandboxError):
@@ -128,10 +131,14 @@ def run(settings: Settings, campaign_id: str, watch: Watch, say: Say) -> Ran:
                 place = error.filename or f"a file below {settings.home} or the temporary directory"
                 raise ending.explained(PlatformFailed(refusal(error, place)), ended) from error
             raise
-        done = ending.closed(campaign, CampaignState.COMPLETE, reason, desk.elapsed_s())
+        waits = ended_by == loop.WAITING
+        state = CampaignState.WAITING if waits else CampaignState.COMPLETE
         with store.transaction() as ledger:
+            # While it waits nothing is spent, nor by a call that was refused: only what measured counts.
+            elapsed_s = ledger.campaign(campaign.id).elapsed_s if waits else desk.elapsed_s()
+            done = ending.closed(campaign, state, "" if waits else reason, elapsed_s)
             ledger.update_campaign(done)
-            ledger.add_event(campaign.id, "campaign_finished", {"reason": reason})
+            ledger.add_event(campaign.id, f"campaign_{'waiting' if waits else 'finished'}", {"reason": reason})
         return Ran(done, desk.journal(), ended_by)
 
 
@@ -166,7 +173,8 @@ def extend(settings: Settings, campaign_id: str, experiments: int | None, minute
         return found
 
 
-def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, say: Say, started_s: float) -> Desk:
+def make_desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, say: Say, started_s: float) -> Desk:
+    """All that running a campaign needs, its planner and its lab included. Raises as `make_lab` and `build_planner`."""
     spec = parse_target(campaign.target_toml, f"{campaign.spec.target}/target.toml")
     directory = campaign_directory(settings, campaign.id)
     with store.transaction(read_only=True) as ledger:
@@ -179,11 +187,15 @@ def _desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch, sa
             event = ledger.add_event(campaign.id, "planner_note", {"text": text})
         watch(event)
 
+    if campaign.spec.planner == "external":  # nobody tells it anything now, but a kill may have cut something off
+        planner: Planner = ExternalPlanner((), Dialogue(store, campaign.id))
+    else:
+        planner = build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id), note)
     return Desk(
         campaign=campaign,
         store=store,
         artefacts=ArtefactFiles(settings.home / "artefacts"),
-        planner=build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id), note),
+        planner=planner,
         lab=lab,
         on_event=watch,
         started_s=started_s,
@@ -358,6 +370,16 @@ def against(settings: Settings, campaign_id: str, other_id: str) -> report.Versu
 
 def _original_tree(settings: Settings, found: Campaign) -> str:
     return Repository(campaign_directory(settings, found.id) / "repo").tree(found.base_commit)
+
+
+def export(settings: Settings, campaign_id: str, directory: Path) -> tuple[Path, ...]:
+    """Write a campaign's session into an absent or empty directory: a script that replays it and a transcript, without
+    what is private to this machine; returns the files. Raises NotFound, WrongUse, PlatformFailed."""
+    found, journal = campaign(settings, campaign_id)
+    facts = result(settings, found.id)
+    with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
+        session = Session(found, journal, facts, ledger.events(found.id), ledger.model_calls(found.id))
+    return write(session, redaction(settings, found), directory)
 
 
 def _without_repository(found: report.Report, warning: str) -> report.Report:

@@ -211,6 +211,8 @@ class CampaignState(StrEnum):
     """State of a campaign."""
 
     RUNNING = "running"
+    WAITING = "waiting"
+    """Someone outside plans it, and has not said yet what to do next; nothing runs."""
     COMPLETE = "complete"
     STOPPED = "stopped"
     """A platform, a model or a person ended the run; it can be resumed."""

@@ -14,8 +14,8 @@ from sandboxes.sandbox import SandboxError
 
 
 def closed(campaign: Campaign, state: CampaignState, reason: str, elapsed_s: float) -> Campaign:
-    """The campaign's record at the end of a run; one that was stopped is not finished."""
-    finished_at = None if state is CampaignState.STOPPED else now()
+    """The campaign's record at the end of a run; one that was stopped, or waits, is not finished."""
+    finished_at = None if state in (CampaignState.STOPPED, CampaignState.WAITING) else now()
     return campaign.model_copy(
         update={"state": state, "stop_reason": reason, "finished_at": finished_at, "elapsed_s": elapsed_s}
     )
@@ -32,6 +32,17 @@ def refuse_failed(campaign: Campaign) -> None:
         raise WrongUse(
             f"campaign {campaign.id} failed because the unchanged target does, and a resume is bound to the commit "
             f"that it was started from. {_start_anew(campaign)}\nWhat went wrong: {campaign.stop_reason}"
+        )
+
+
+def refuse_ended(campaign: Campaign) -> None:
+    """Raises WrongUse for a campaign that failed for good or is complete."""
+    refuse_failed(campaign)
+    if campaign.state is CampaignState.COMPLETE:
+        raise WrongUse(
+            f"campaign {campaign.id} is complete; see it with `infra-agent show {campaign.id}`, or go on "
+            f"with a larger budget: `infra-agent run --resume {campaign.id} --experiments "
+            f"{campaign.spec.budget.experiments + 10}`"
         )
 
 

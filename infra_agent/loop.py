@@ -35,8 +35,9 @@ from infra_agent.launch import read_knobs
 from infra_agent.layers import MAX_LAYERS, without
 from infra_agent.lessons import Lesson
 from infra_agent.noise import noise_units
-from infra_agent.planner import Context, Investigate, Planner, Propose, Stop, TimeUp
+from infra_agent.planner import Context, Investigate, Planner, Propose, Stop, TimeUp, Waiting
 from infra_agent.store import ArtefactFiles, Store, new_id
+from sandboxes.workspace import WorkspaceError
 
 BASELINE_PAIRS = 3
 """A/A pairs at the start: they say whether the machine is quiet. A noise floor takes at least 30."""
@@ -45,6 +46,7 @@ BASELINE_SHARE = 0.2
 DIGEST_EXPERIMENTS = 3
 BUDGET = "budget"
 PLANNER = "planner"
+WAITING = "waiting"
 
 
 class Desk(NamedTuple):
@@ -77,43 +79,65 @@ class Desk(NamedTuple):
         self.on_event(event)
 
 
-def run_campaign(desk: Desk) -> tuple[str, str]:
-    """Run the campaign to its end; returns who ended it (`budget` or `planner`) and why.
+class Ended(NamedTuple):
+    """Why no further step is taken."""
+
+    by: str
+    """`budget`, `planner`, or `waiting` for one that is asked outside and has not answered: the campaign goes on."""
+    reason: str
+
+
+def run_campaign(desk: Desk) -> Ended:
+    """Run the campaign to its end, or until it waits for a planner outside; returns who ended it and why.
 
     Raises ModelUnavailable, BaselineFailed, SandboxError and StoreUnavailable. After any of them the campaign can be
     resumed, unless its very first baseline failed.
     """
-    spec, base = desk.campaign.spec, desk.campaign.base_commit
+    base = desk.campaign.base_commit
     journal = desk.journal()
     for cut_off in journal.unfinished:
         journal = _conduct(desk, journal, cut_off)
     if not journal.finished:
         journal = _own(desk, journal, "baseline", "the baseline against itself", base, base)
-    ended = BUDGET
-    while not (reason := policy.stop_reason(journal, spec, desk.elapsed_s())):
-        parent, best = policy.choose_parent(journal, base), journal.best_commit(base)
-        if second := policy.second_best(journal, base, spec.planner):
-            parent = second.commit or parent
-        asked_s = time.monotonic()
-        try:
-            action = desk.planner.next_action(_context(desk, journal, parent))
-        except TimeUp:
-            reason = f"the budget of {policy.minutes(spec)} ended while the planner was at work"
-            break
-        if isinstance(action, Stop):
-            ended, reason = PLANNER, action.reason
-            break
-        if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):  # a model may think for minutes
-            break
-        thought_s = time.monotonic() - asked_s
-        journal = _conduct(desk, journal, _next(desk, journal, parent, best, action, thought_s))
-    _conclude(desk, journal)
-    return ended, reason
+    while not isinstance(went := step(desk, journal), Ended):
+        journal = went
+    if went.by != WAITING:
+        _conclude(desk, journal)
+    return went
 
 
-def _context(desk: Desk, journal: Journal, parent: str) -> Context:
-    """What the planner is shown."""
+def step(desk: Desk, journal: Journal) -> Journal | Ended:
+    """One turn of the loop: choose a parent, ask the planner, carry out what it asks for; the journal with the
+    outcome, or why there is none."""
+    spec = desk.campaign.spec
+    if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):
+        return Ended(BUDGET, reason)
+    asked_s = time.monotonic()
+    try:
+        action = desk.planner.next_action(context(desk, journal))
+    except TimeUp:
+        return Ended(BUDGET, f"the budget of {policy.minutes(spec)} ended while the planner was at work")
+    except Waiting as waiting:
+        return Ended(WAITING, str(waiting))
+    if isinstance(action, Stop):
+        return Ended(PLANNER, action.reason)
+    if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):  # a model may think for minutes
+        return Ended(BUDGET, reason)
+    thought_s = time.monotonic() - asked_s
+    parent, best = _parent(desk, journal), journal.best_commit(desk.campaign.base_commit)
+    return _conduct(desk, journal, _next(desk, journal, parent, best, action, thought_s))
+
+
+def _parent(desk: Desk, journal: Journal) -> str:
+    """The commit that the next change builds on."""
     base = desk.campaign.base_commit
+    second = policy.second_best(journal, base, desk.campaign.spec.planner)
+    return (second.commit if second else None) or policy.choose_parent(journal, base)
+
+
+def context(desk: Desk, journal: Journal) -> Context:
+    """What the planner is shown."""
+    base, parent = desk.campaign.base_commit, _parent(desk, journal)
     tree, base_tree = _tree(desk, parent), _tree(desk, base)
     latest = [e for e in journal.finished if e.role == "change"][-DIGEST_EXPERIMENTS:]
     place = lessons.here(desk.lab.spec, desk.campaign.host_fingerprint)
@@ -145,7 +169,11 @@ def _tree(desk: Desk, commit: str) -> Path:
     """A checkout of a commit, to be read only."""
     tree = desk.lab.runs.parent / "trees" / commit
     if not tree.exists():
-        desk.lab.site.repository.checkout(commit, tree)
+        try:
+            desk.lab.site.repository.checkout(commit, tree)
+        except WorkspaceError:
+            if not tree.exists():  # else someone who only reads was as fast
+                raise
     return tree
 
 

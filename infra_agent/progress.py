@@ -54,6 +54,8 @@ class Progress:
 
     def _describe(self, data: dict[str, object]) -> str:
         role, claim = str(data.get("role")), short(str(data.get("claim", "")), _CLAIM_CHARACTERS)
+        if role == "investigation":
+            return f"asking: {claim}"
         if role == "change":
             return f"experiment {self.changes + 1} of {self._budget.experiments}: {claim}"
         return f"{_ROLES.get(role, role)}{f' {claim}' if role == 'control' else ''}"

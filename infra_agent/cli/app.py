@@ -16,13 +16,12 @@ from typing import Annotated, Any
 import typer
 
 from infra_agent import commands, doctor, overview, scaffold
-from infra_agent.cli import files
-from infra_agent.cli.codes import DONE, INTERRUPTED, NOTHING_ACCEPTED, PLATFORM, WRONG_USE
+from infra_agent.cli import external, files
+from infra_agent.cli.codes import DONE, NOTHING_ACCEPTED, PLATFORM, WRONG_USE, Interrupted
 from infra_agent.cli.lessons import lessons
-from infra_agent.cli.output import note, result, result_bytes, shown
-from infra_agent.domain import PLANNERS, Campaign, Event
-from infra_agent.errors import InfraAgentError, PlatformFailed, WrongUse
-from infra_agent.progress import Progress
+from infra_agent.cli.output import followed, note, result, result_bytes
+from infra_agent.domain import PLANNERS, Campaign
+from infra_agent.errors import PlatformFailed, WrongUse
 from infra_agent.report import Report, render_text, render_versus
 from infra_agent.request import request
 from infra_agent.settings import Settings, load_settings
@@ -49,12 +48,6 @@ app.add_typer(lessons, name="lessons")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 Target = Annotated[str, typer.Argument(help="Directory with a target.toml, or the name of a shipped target.")]
 CampaignName = Annotated[str, typer.Argument(help="Id of a campaign, a unique part of it, or `latest`.")]
-
-
-class Interrupted(InfraAgentError):
-    """interrupted"""
-
-    exit_code = INTERRUPTED
 
 
 @app.callback(invoke_without_command=True)
@@ -113,15 +106,9 @@ def run(
 def _run(settings: Settings, campaign: Campaign) -> commands.Ran:
     note(f"campaign {campaign.id} on {campaign.target_name}, planner {campaign.spec.planner}")
     _, journal = commands.campaign(settings, campaign.id)
-    finished = sum(e.role == "change" for e in journal.finished)
-    progress = Progress(campaign.spec.budget, finished, campaign.elapsed_s)
     try:
-        with shown(progress) as line:
-
-            def watch(event: Event) -> None:
-                line(progress.event(event))
-
-            return commands.run(settings, campaign.id, watch, lambda text: line(progress.remark(text)))
+        with followed(campaign, journal) as (watch, say):
+            return commands.run(settings, campaign.id, watch, say)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; continue with `infra-agent run --resume {campaign.id}`") from None
 
@@ -215,6 +202,9 @@ def doctor_(as_json: Json = False) -> int:
     found = doctor.diagnose(load_settings())
     _print(doctor.as_text(found, _width()), found.model_dump(mode="json"), as_json)
     return DONE if found.can_run else PLATFORM
+
+
+external.add_to(app)
 
 
 def _print_report(report: Report, as_json: bool) -> None:

@@ -15,6 +15,8 @@ from rich.progress import MofNCompleteColumn, ProgressColumn, SpinnerColumn, Tas
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from infra_agent.domain import Campaign, Event
+from infra_agent.journal import Journal
 from infra_agent.progress import Progress
 from sandboxes.files import refusal
 
@@ -110,3 +112,12 @@ def shown(progress: Progress) -> Iterator[Callable[[str], None]]:
             bar.update(task, description=escape(progress.now()), completed=progress.changes)
 
         yield line
+
+
+@contextmanager
+def followed(campaign: Campaign, journal: Journal) -> Iterator[tuple[Callable[[Event], None], Callable[[str], None]]]:
+    """Who watches a campaign's events, and who is told what its lab does: both become shown lines."""
+    finished = sum(e.role == "change" for e in journal.finished)
+    progress = Progress(campaign.spec.budget, finished, campaign.elapsed_s)
+    with shown(progress) as line:
+        yield lambda event: line(progress.event(event)), lambda text: line(progress.remark(text))

@@ -94,8 +94,12 @@ class TimeUp(Exception):
     """The campaign's time budget ended while the planner was at work; the campaign ends, and nothing failed."""
 
 
+class Waiting(Exception):
+    """The planner is someone outside who has not said yet what to do next; the run ends, and the campaign does not."""
+
+
 class Planner(Protocol):
     """Chooses the next action. The same context yields the same action, so that a resume repeats nothing."""
 
     def next_action(self, context: Context) -> Action:
-        """What to do next. Raises ModelUnavailable when a model is needed and can't be reached, and TimeUp."""
+        """What to do next. Raises ModelUnavailable when a model is needed and can't be reached, TimeUp and Waiting."""

@@ -12,6 +12,7 @@ from infra_agent.planner import Planner
 from infra_agent.planner.best_of_n import BestOfNPlanner
 from infra_agent.planner.calls import CallsInMemory, ModelJournal
 from infra_agent.planner.chance import RandomPlanner
+from infra_agent.planner.external import ExternalPlanner
 from infra_agent.planner.portfolio import PortfolioPlanner
 from infra_agent.planner.scripted import ScriptedPlanner, read_script
 from infra_agent.planner.search import SearchPlanner
@@ -68,6 +69,10 @@ def _playbook(spec: CampaignSpec, material: Material) -> Planner:
     return PlaybookPlanner()
 
 
+def _external(spec: CampaignSpec, material: Material) -> Planner:
+    return ExternalPlanner()
+
+
 def _script(spec: CampaignSpec, material: Material) -> Planner:
     if not material.script:
         raise WrongUse(
@@ -118,5 +123,6 @@ KINDS: dict[str, Callable[[CampaignSpec, Material], Planner]] = {
     "best-of-n": _best_of_n,
     "portfolio": _portfolio,
     "playbook": _playbook,
+    "external": _external,
     "script": _script,
 }

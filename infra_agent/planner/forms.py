@@ -108,6 +108,20 @@ class StopPlanning(Record):
     """For each lever family that was not tried: why not."""
 
 
+TOOLS: dict[str, type[Record]] = {
+    "list_files": ListFiles,
+    "read_file": ReadFile,
+    "search_code": SearchCode,
+    "read_history": ReadHistory,
+    "read_journal": ReadJournal,
+    "read_evidence": ReadEvidence,
+    "investigate": AskProbe,
+    "propose": ProposeChange,
+    "stop": StopPlanning,
+}
+"""The arguments of each tool of a planner."""
+
+
 def problems(error: ValidationError) -> str:
     """What is wrong with arguments, for whoever wrote them."""
     found = [f"{'.'.join(map(str, e['loc'])) or 'they'}: {e['msg']}" for e in error.errors(include_url=False)[:5]]

@@ -1,4 +1,4 @@
-"""A planner that proposes what a TOML script says, in order: for demonstrations, replays and tests.
+"""A planner that asks and proposes what a TOML script says, in order: for demonstrations, replays and tests.
 
     [[propose]]
     claim = "Two threads decode faster than eight on two cores"
@@ -8,13 +8,20 @@
     knobs = { threads = 2 }
     unset = ["poll"]                       # leave these knobs to the engine's own default
 
+    [[investigate]]                        # before the next change: run a probe on the parent
+    question = "Does the step grow with the batch?"
+    probe = "bench"
+    params = { batch = [1, 4] }
+
 The script is read once, at the start; the campaign keeps its proposals. Only the journal tells the position, so a
 resumed campaign goes on where it was, whatever became of the file.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,10 +31,15 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from feedback.observations import Scalar
 from infra_agent.domain import Change, Hypothesis, Proposal
 from infra_agent.errors import WrongUse
+from infra_agent.investigation import InvestigationRefused, points
 from infra_agent.places import line_of
-from infra_agent.planner import Action, Context, Propose, Stop
+from infra_agent.planner import Action, Context, Investigate, Propose, Stop
 from infra_agent.target import TargetSpec
 from sandboxes.results import Record
+
+Loc = tuple[str, int]
+"""Kind and position of an entry."""
+_ENTRY = re.compile(r"^\s*\[\[\s*[\"']?(propose|investigate)[\"']?\s*\]\]", re.MULTILINE)
 
 
 class Entry(Hypothesis):
@@ -57,33 +69,53 @@ class Entry(Hypothesis):
         return self
 
 
+class Question(Record):
+    """One `[[investigate]]` table: a probe to run on the parent, and what it is to answer."""
+
+    question: str = Field(min_length=1, max_length=2000)
+    probe: str
+    params: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict)
+
+
 class Script(Record):
     """The contents of a script."""
 
     description: str = ""
-    propose: tuple[Entry, ...] = Field(min_length=1)
+    propose: tuple[Entry, ...] = ()
+    investigate: tuple[Question, ...] = ()
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Script:
+        if not (self.propose or self.investigate):
+            raise ValueError("it has no [[propose]] and no [[investigate]]")
+        return self
 
 
 class Line(NamedTuple):
-    """One proposal and where in the script it stands."""
+    """One entry and where in the script it stands. An investigation is a proposal without a change."""
 
     where: str
     proposal: Proposal
+    asks: bool = False
+    """Whether it is an investigation."""
 
 
 class ScriptedPlanner:
-    """Proposes the entries of a script one after another, then stops. `name` is the script's, for people."""
+    """Asks and proposes the entries of a script one after another, then stops. `name` is the script's, for people."""
 
     def __init__(self, name: str, proposals: Sequence[Proposal]) -> None:
         self._name = name
         self._proposals = tuple(proposals)
 
     def next_action(self, context: Context) -> Action:
-        """The first entry that no change of the journal stands for, finished or not."""
-        position = context.journal.number_of_changes
+        """The first entry that no change or investigation of the journal stands for, finished or not."""
+        position = sum(e.role in ("change", "investigation") for e in context.journal.experiments)
         if position >= len(self._proposals):
             return Stop(reason=f"all {len(self._proposals)} proposals of {self._name} were tried")
-        return Propose(proposal=self._proposals[position])
+        entry = self._proposals[position]
+        if entry.change.patch or entry.change.knobs:
+            return Propose(proposal=entry)
+        return Investigate(question=entry.hypothesis.question, probe=entry.probe, params=entry.params)
 
 
 def read_script(path: Path, spec: TargetSpec) -> tuple[Proposal, ...]:
@@ -111,7 +143,31 @@ def _read(path: Path) -> list[Line]:
     except ValidationError as error:
         problems = [_problem(path, text, e["loc"], e["msg"]) for e in error.errors(include_url=False)[:5]]
         raise WrongUse("\n".join(problems)) from error
-    return [_line(path, text, i, entry) for i, entry in enumerate(script.propose)]
+    places: list[Loc] = [("propose", i) for i in range(len(script.propose))]
+    places += [("investigate", i) for i in range(len(script.investigate))]
+    if script.propose and script.investigate:
+        places = _as_written(path, text, places)
+    return [
+        _line(path, text, i, script.propose[i]) if kind == "propose" else _asked(path, text, i, script.investigate[i])
+        for kind, i in places
+    ]
+
+
+def _as_written(path: Path, text: str, places: list[Loc]) -> list[Loc]:
+    """The entries in the order of their lines: TOML itself keeps none between tables of two names."""
+    seen = Counter(match[1] for match in _ENTRY.finditer(text))
+    if seen != Counter(kind for kind, _ in places):
+        raise WrongUse(
+            f"{path}: in which order things are proposed and investigated can't be told; begin each entry with a line "
+            "[[propose]] or [[investigate]] of its own, and no line of a text so"
+        )
+    return sorted(places, key=lambda place: line_of(text, place) or 0)
+
+
+def _asked(path: Path, text: str, index: int, entry: Question) -> Line:
+    hypothesis = Hypothesis(claim=entry.question, question=entry.question)
+    proposal = Proposal(hypothesis=hypothesis, change=Change(), probe=entry.probe, params=entry.params)
+    return Line(_where(path, text, ("investigate", index)), proposal, asks=True)
 
 
 def _problem(path: Path, text: str, loc: tuple[int | str, ...], message: str) -> str:
@@ -121,7 +177,8 @@ def _problem(path: Path, text: str, loc: tuple[int | str, ...], message: str) ->
 def _where(path: Path, text: str, loc: tuple[int | str, ...]) -> str:
     line = line_of(text, loc)
     in_entry = len(loc) > 1 and isinstance(loc[1], int)
-    place = f"entry {int(loc[1]) + 1}" if in_entry else "the script"
+    kind = "question" if loc[:1] == ("investigate",) else "entry"
+    place = f"{kind} {int(loc[1]) + 1}" if in_entry else "the script"
     field = ".".join(str(part) for part in (loc[2:] if in_entry else loc))
     return f"{path}{f':{line}' if line else ''}: {place}{f', {field}' if field else ''}"
 
@@ -142,6 +199,12 @@ def _line(path: Path, text: str, index: int, entry: Entry) -> Line:
 
 def _check(line: Line, spec: TargetSpec) -> None:
     change = line.proposal.change
+    if line.asks:
+        try:
+            points(spec, line.proposal.probe, line.proposal.params)
+        except InvestigationRefused as error:
+            raise WrongUse(f"{line.where}: {error}") from error
+        return
     if not (change.patch.strip() or change.knobs):
         raise WrongUse(f"{line.where}: its patch is empty, so it changes nothing")
     for name in change.knobs:

@@ -32,11 +32,12 @@ class ToolRefused(Exception):
 
 
 class Toolbox:
-    """Carries out a planner's calls in one context."""
+    """Carries out a planner's calls in one context. One that begins the step's conversation anew, as a model does,
+    finds the answers of its questions in the step's investigations; one that `knows` them has them, and asks others."""
 
-    def __init__(self, context: Context) -> None:
-        self._done = context.journal.step_investigations
-        self._context = context.model_copy(update={"journal": context.journal.before_step()})
+    def __init__(self, context: Context, knows: bool = False) -> None:
+        self._done = () if knows else context.journal.step_investigations
+        self._context = context if knows else context.model_copy(update={"journal": context.journal.before_step()})
         self._tree = Tree(context.parent_tree, context.spec)
         self._answered = 0
         self._reader = Reader(self._context)

@@ -65,7 +65,8 @@ def duration(seconds: float) -> str:
 
 
 def _status(report: Report) -> str:
-    return "interrupted: no process runs it" if report.state.value == "interrupted" else report.state.value
+    said = {"interrupted": "interrupted: no process runs it", "waiting": "waiting for its planner"}
+    return said.get(report.state.value, report.state.value)
 
 
 def _ending(report: Report, width: int) -> list[str]:

@@ -297,6 +297,9 @@ def next_commands(report: Report) -> tuple[str, ...]:
         return (f"{run_command(report.directory, report.planner)}  # once the target is mended",)
     if report.state is CampaignState.RUNNING:
         commands.append(f"infra-agent show {report.campaign}  # again, while it runs")
+    elif report.state is CampaignState.WAITING:
+        commands.append(f"infra-agent ask {report.campaign}  # what its planner is shown, and how to answer")
+        commands.append(f"infra-agent tell {report.campaign} FILE  # what to do next, as JSON; - reads it from stdin")
     elif report.state is not CampaignState.COMPLETE:
         commands.append(f"{resume}  # continue where it stopped; nothing finished is measured again")
     if report.patch:

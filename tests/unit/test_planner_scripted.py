@@ -9,7 +9,7 @@ import pytest
 from infra_agent.domain import Change, Experiment, Hypothesis, Proposal, Role, State
 from infra_agent.errors import WrongUse
 from infra_agent.journal import Journal
-from infra_agent.planner import Context, Propose, Stop
+from infra_agent.planner import Context, Investigate, Propose, Stop
 from infra_agent.planner.scripted import ScriptedPlanner, read_script
 from infra_agent.target import TargetSpec, load_target
 
@@ -25,7 +25,9 @@ SPEC = TargetSpec.model_validate(
             {"name": "threads", "description": "", "key": "threads", "minimum": 1, "maximum": 8},
             {"name": "poll", "description": "", "key": "poll", "choices": [0, 50]},
         ],
-        "probes": [{"name": "bench", "kind": "microbench", "method": "slices", "worker": ["true"]}],
+        "probes": [
+            {"name": "bench", "kind": "microbench", "method": "slices", "worker": ["true"], "params": {"batch": 1}}
+        ],
     }
 )
 
@@ -145,7 +147,7 @@ def test_a_malformed_script_names_line_and_entry(script: Path, old: str, new: st
 
 def test_a_script_without_entries_is_refused(script: Path) -> None:
     script.write_text("description = 'nothing'\n")
-    with pytest.raises(WrongUse, match="propose: Field required"):
+    with pytest.raises(WrongUse, match=r"it has no \[\[propose\]\] and no \[\[investigate\]\]"):
         read_script(script, SPEC)
 
 
@@ -186,6 +188,62 @@ def test_an_empty_patch_is_refused_when_the_script_is_read(script: Path, content
     (script.parent / "hoist.patch").write_text(content)
     with pytest.raises(WrongUse, match=r":4: entry 1: its patch is empty, so it changes nothing"):
         read_script(script, SPEC)
+
+
+QUESTIONS = """\
+[[investigate]]
+question = "How does it grow?"
+probe = "bench"
+params = { batch = [1, 4] }
+
+[[propose]]
+claim = "Fewer threads help"
+evidence = ["#1", "a1b2c3d4e5f6", "of another campaign"]
+knobs = { threads = 2 }
+
+[[ investigate ]]
+question = "And now?"
+probe = "bench"
+"""
+
+
+def test_questions_and_proposals_come_in_the_order_of_their_lines(script: Path) -> None:
+    script.write_text(QUESTIONS)
+    planner = planner_of(script)
+    begun: list[tuple[Role, State]] = [("baseline", State.COMPLETE)]
+    first = planner.next_action(context(*begun))
+    assert first == Investigate(question="How does it grow?", probe="bench", params={"batch": (1, 4)})
+    begun.append(("investigation", State.COMPLETE))
+    second = proposed(planner, context(*begun))
+    assert second.change.knobs == {"threads": 2}
+    assert second.hypothesis.evidence == ("#1", "a1b2c3d4e5f6", "of another campaign")
+    begun.append(("change", State.FAILED))
+    assert planner.next_action(context(*begun)) == Investigate(question="And now?", probe="bench")
+    begun.append(("investigation", State.COMPLETE))
+    assert isinstance(planner.next_action(context(*begun)), Stop)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('probe = "bench"\nparams', 'probe = "load"\nparams', r":1: question 1: no probe 'load' can be run"),
+        ("batch = [1, 4]", "size = [1]", r":1: question 1: probe bench has no parameter 'size'; it has: batch"),
+        ("batch = [1, 4]", "batch = [0]", r":1: question 1: batch must lie above 0"),
+        ("batch = [1, 4]", "batch = 1", r":4: question 1, params.batch: Input should be a valid tuple"),
+        ('question = "And now?"\n', "", r":11: question 2, question: Field required"),
+        ("[[propose]]\nclaim = ", '[[propose]]\nmechanism = """\n[[propose]]\n"""\nclaim = ', "which order"),
+    ],
+)
+def test_questions_that_can_not_be_asked_are_refused(script: Path, old: str, new: str, problem: str) -> None:
+    assert old in QUESTIONS
+    script.write_text(QUESTIONS.replace(old, new, 1))
+    with pytest.raises(WrongUse, match=problem):
+        read_script(script, SPEC)
+
+
+def test_a_script_may_only_ask(script: Path) -> None:
+    script.write_text("investigate = [{ question = 'How long?', probe = 'bench' }]\n")
+    assert planner_of(script).next_action(context()) == Investigate(question="How long?", probe="bench")
 
 
 def test_the_proposals_do_not_change_with_the_file(script: Path) -> None:
