@@ -24,7 +24,9 @@ from infra_agent.planner.fence import secrets
 from infra_agent.settings import Settings
 
 SECRET = "[secret]"
-_MIN_PASSWORD = 4
+_SECRET_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_MIN_SECRET, _MIN_PASSWORD = 8, 4
+"""Fewer characters than where a planner is told of things: a word too many that is lost from a page does no harm."""
 _SECRETS = re.compile(
     r"\b(?:sk|pk|rk)-[\w-]{16,}|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bhf_\w{20,}"
     r"|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|(?<=Bearer )[\w.~+/=-]{8,}|(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"
@@ -115,7 +117,8 @@ def _secrets(settings: Settings, env: Mapping[str, str]) -> set[str]:
     passwords = {urlsplit(url).password or "" for url in (settings.database_url, settings.openai_base_url)}
     passwords |= {unquote(password) for password in passwords}
     known = {password for password in passwords if len(password) >= _MIN_PASSWORD}
-    return known | set(secrets(env, settings.openai_api_key))
+    named = {value for name, value in env.items() if _SECRET_NAMES.search(name)} | {settings.openai_api_key}
+    return known | {value for value in named if len(value) >= _MIN_SECRET} | set(secrets(env))
 
 
 def _names() -> set[str]:

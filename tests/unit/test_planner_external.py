@@ -225,14 +225,14 @@ def test_the_opening_holds_the_campaign_what_was_found_in_the_step_and_what_is_l
 
 
 def test_no_secret_of_this_environment_is_told(store: Store, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_API_KEY", "int-step-42")
-    (tree / "kernel.c").write_text('char *key = "int-step-42";\n')
+    monkeypatch.setenv("SOME_API_KEY", "int-step-0123456789")
+    (tree / "kernel.c").write_text('char *key = "int-step-0123456789";\n')
     told = planner(store, READ)
     with pytest.raises(Waiting):
         told.next_action(at(tree))
     shown = read(at(tree), [READ], Dialogue(store, "cmp"))[0].text
     assert "char *key" in told.answers[0].text
-    assert "int-step-42" not in told.answers[0].text + shown
+    assert "int-step-0123456789" not in told.answers[0].text + shown
 
 
 def test_the_table_of_tools_is_the_toolboxs(tree: Path) -> None:
