@@ -15,7 +15,7 @@ from feedback.readers.run import read
 from infra_agent import ending, host, lessons, loop, report
 from infra_agent.bench import Site
 from infra_agent.catalogue import check_needs, find_script, find_target
-from infra_agent.conversation import Conversation
+from infra_agent.dialogue import Dialogue
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
 from infra_agent.errors import InfraAgentError, PlatformFailed, TargetInvalid, WrongUse
 from infra_agent.journal import Journal
@@ -187,10 +187,8 @@ def make_desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch
             event = ledger.add_event(campaign.id, "planner_note", {"text": text})
         watch(event)
 
-    if (
-        campaign.spec.planner == "external"
-    ):  # nobody told anything now, but a kill may have cut off what was told before
-        planner: Planner = ExternalPlanner((), Conversation(store, campaign.id))
+    if campaign.spec.planner == "external":  # nobody tells it anything now, but a kill may have cut something off
+        planner: Planner = ExternalPlanner((), Dialogue(store, campaign.id))
     else:
         planner = build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id), note)
     return Desk(

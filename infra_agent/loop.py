@@ -112,10 +112,9 @@ def step(desk: Desk, journal: Journal) -> Journal | Ended:
     spec = desk.campaign.spec
     if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):
         return Ended(BUDGET, reason)
-    parent, best = place(desk, journal)
     asked_s = time.monotonic()
     try:
-        action = desk.planner.next_action(context(desk, journal, parent))
+        action = desk.planner.next_action(context(desk, journal))
     except TimeUp:
         return Ended(BUDGET, f"the budget of {policy.minutes(spec)} ended while the planner was at work")
     except Waiting as waiting:
@@ -125,27 +124,20 @@ def step(desk: Desk, journal: Journal) -> Journal | Ended:
     if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):  # a model may think for minutes
         return Ended(BUDGET, reason)
     thought_s = time.monotonic() - asked_s
+    parent, best = _parent(desk, journal), journal.best_commit(desk.campaign.base_commit)
     return _conduct(desk, journal, _next(desk, journal, parent, best, action, thought_s))
 
 
-class Place(NamedTuple):
-    """What the next change builds on, and what it is measured against."""
-
-    parent: str
-    best: str
-
-
-def place(desk: Desk, journal: Journal) -> Place:
-    """The best commit for both, or a second-best line whose turn it is."""
+def _parent(desk: Desk, journal: Journal) -> str:
+    """The commit that the next change builds on."""
     base = desk.campaign.base_commit
-    best = policy.choose_parent(journal, base)
     second = policy.second_best(journal, base, desk.campaign.spec.planner)
-    return Place((second and second.commit) or best, best)
+    return (second.commit if second else None) or policy.choose_parent(journal, base)
 
 
-def context(desk: Desk, journal: Journal, parent: str) -> Context:
+def context(desk: Desk, journal: Journal) -> Context:
     """What the planner is shown."""
-    base = desk.campaign.base_commit
+    base, parent = desk.campaign.base_commit, _parent(desk, journal)
     tree, base_tree = _tree(desk, parent), _tree(desk, base)
     latest = [e for e in journal.finished if e.role == "change"][-DIGEST_EXPERIMENTS:]
     here = lessons.here(desk.lab.spec, desk.campaign.host_fingerprint)

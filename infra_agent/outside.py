@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from infra_agent import commands, ending, loop
 from infra_agent.commands import Say, Watch
-from infra_agent.conversation import Conversation
+from infra_agent.dialogue import Dialogue
 from infra_agent.domain import Campaign
 from infra_agent.errors import WrongUse
 from infra_agent.journal import Journal
@@ -78,7 +78,7 @@ def tell(settings: Settings, campaign_id: str, calls: Sequence[Call], watch: Wat
     if calls and not any(call.acts for call in calls) and _may_read(settings, found):
         return look(settings, found.id, calls, say)
     with open_store(settings.database_url) as store:
-        planner = ExternalPlanner(calls, Conversation(store, found.id))
+        planner = ExternalPlanner(calls, Dialogue(store, found.id))
         ran = commands.run(settings, found.id, watch, say, planner)
         goes_on = ran.ended_by == loop.WAITING
         left = external.left(_context(settings, ran.campaign, store, say)) if goes_on else ""
@@ -90,7 +90,7 @@ def look(settings: Settings, campaign_id: str, calls: Sequence[Call], say: Say) 
     found = _outside(settings, campaign_id)
     with open_store(settings.database_url) as store:
         context = _context(settings, found, store, say)
-        answers = external.read(context, calls, Conversation(store, found.id))
+        answers = external.read(context, calls, Dialogue(store, found.id))
         return Told(found, context.journal, answers, loop.WAITING, external.left(context))
 
 
@@ -111,7 +111,7 @@ def _is_settled(settings: Settings, found: Campaign) -> bool:
     with open_store(settings.database_url) as store:
         with store.transaction(read_only=True) as ledger:
             journal = Journal(experiments=ledger.experiments(found.id))
-        return bool(journal.finished) and not journal.unfinished and Conversation(store, found.id).open() is None
+        return bool(journal.finished) and not journal.unfinished and Dialogue(store, found.id).open() is None
 
 
 def _may_read(settings: Settings, found: Campaign) -> bool:
@@ -122,5 +122,4 @@ def _may_read(settings: Settings, found: Campaign) -> bool:
 def _context(settings: Settings, found: Campaign, store: Store, say: Say) -> Context:
     """What a planner is shown now."""
     desk = commands.make_desk(settings, found, store, lambda event: None, say, time.monotonic())
-    journal = desk.journal()
-    return loop.context(desk, journal, loop.place(desk, journal).parent)
+    return loop.context(desk, desk.journal())

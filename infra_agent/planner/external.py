@@ -8,6 +8,7 @@ and told again it is answered with what was measured already.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from infra_agent.domain import Experiment
 from infra_agent.forecast import standing
 from infra_agent.journal import Journal
 from infra_agent.planner import Action, Context, Waiting
-from infra_agent.planner.fence import fence
+from infra_agent.planner.fence import fence, hide, secrets
 from infra_agent.planner.forms import problems
 from infra_agent.planner.prompt import DIGEST_TOKENS, JOURNAL_TOKENS, campaign
 from infra_agent.planner.tools import Toolbox, ToolRefused, answer
@@ -112,7 +113,7 @@ class ExternalPlanner:
     def next_action(self, context: Context) -> Action:
         """The next action that was told. Raises Waiting when there is none."""
         self._settle(context.journal)
-        toolbox = Toolbox(context, answered=len(context.journal.step_investigations))
+        toolbox = Toolbox(context, knows=True)
         while (call := self._next()) is not None:
             try:
                 came = toolbox.call(call.tool, json.dumps(call.arguments))
@@ -158,6 +159,7 @@ class ExternalPlanner:
             self._close(Answer(call=self._open.call, text=outcome(mine[0]), experiment=mine[0].number))
 
     def _close(self, given: Answer) -> None:
+        given = given.model_copy(update={"text": _clean(given.text)})
         self._memory.answered(given)
         self.answers.append(given)
         if self._open is not None and given.call == self._open.call:
@@ -166,13 +168,14 @@ class ExternalPlanner:
 
 def read(context: Context, calls: Sequence[Call], memory: Memory) -> tuple[Answer, ...]:
     """Carry out calls that only read."""
-    toolbox, answers = Toolbox(context, answered=len(context.journal.step_investigations)), []
+    toolbox, answers = Toolbox(context, knows=True), []
     for call in calls:
         assert not call.acts
         try:
             came = Answer(call=call, text=str(toolbox.call(call.tool, json.dumps(call.arguments))))
         except ToolRefused as error:
             came = Answer(call=call, text=f"Refused: {error}", refused=True)
+        came = came.model_copy(update={"text": _clean(came.text)})
         memory.answered(came)
         answers.append(came)
     return tuple(answers)
@@ -198,7 +201,7 @@ def opening(context: Context) -> str:
     parts = [campaign(context, JOURNAL_TOKENS, DIGEST_TOKENS).strip()]
     if found:
         parts.append("# Found in this step\n" + "\n\n".join(found))
-    return "\n\n".join([*parts, left(context)])
+    return _clean("\n\n".join([*parts, left(context)]))
 
 
 def left(context: Context) -> str:
@@ -224,3 +227,8 @@ def outcome(experiment: Experiment) -> str:
     lines += ["signals:", digest(rank(experiment.signals), SIGNAL_TOKENS)]
     head = f"experiment #{experiment.number}: {said}{', confirmed' if experiment.confirmed else ''}"
     return f"{head}\n{fence(chr(10).join(lines), f'experiment #{experiment.number}', ANSWER_CHARACTERS)}"
+
+
+def _clean(text: str) -> str:
+    """Without the secrets of this environment: whoever plans may tell it to a model."""
+    return hide(text, secrets(os.environ))

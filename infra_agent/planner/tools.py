@@ -32,17 +32,14 @@ class ToolRefused(Exception):
 
 
 class Toolbox:
-    """Carries out a planner's calls in one context. `answered` is how many of the step's investigations its planner
-    knows the answers of: none of one that starts the step's conversation anew, all of one outside."""
+    """Carries out a planner's calls in one context. One that begins the step's conversation anew, as a model does,
+    finds the answers of its questions in the step's investigations; one that `knows` them has them, and asks others."""
 
-    def __init__(self, context: Context, answered: int = 0) -> None:
-        self._done = context.journal.step_investigations
-        known = context.journal.before_step()
-        for experiment in self._done[:answered]:
-            known = known.updated(experiment)
-        self._context = context.model_copy(update={"journal": known})
+    def __init__(self, context: Context, knows: bool = False) -> None:
+        self._done = () if knows else context.journal.step_investigations
+        self._context = context if knows else context.model_copy(update={"journal": context.journal.before_step()})
         self._tree = Tree(context.parent_tree, context.spec)
-        self._answered = answered
+        self._answered = 0
         self._reader = Reader(self._context)
         self._tools: dict[str, tuple[type[Record], Callable[[Any], str | Action]]] = {
             **self._reader.tools(),

@@ -20,11 +20,13 @@ from urllib.parse import unquote, urlsplit
 
 from feedback.observations import Scalar
 from infra_agent.domain import Campaign
+from infra_agent.planner.fence import secrets
 from infra_agent.settings import Settings
 
 SECRET = "[secret]"
 _SECRET_NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-_MIN_SECRET, _MIN_KNOWN_SECRET = 8, 4
+_MIN_SECRET, _MIN_PASSWORD = 8, 4
+"""Fewer characters than where a planner is told of things: a word too many that is lost from a page does no harm."""
 _SECRETS = re.compile(
     r"\b(?:sk|pk|rk)-[\w-]{16,}|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bhf_\w{20,}"
     r"|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|(?<=Bearer )[\w.~+/=-]{8,}|(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"
@@ -112,12 +114,11 @@ def redaction(settings: Settings, campaign: Campaign, environment: Mapping[str, 
 
 
 def _secrets(settings: Settings, env: Mapping[str, str]) -> set[str]:
-    maybe = {value for name, value in env.items() if _SECRET_NAMES.search(name)}
-    found = {secret for secret in maybe if len(secret) >= _MIN_SECRET} | {settings.openai_api_key}
-    for url in (settings.database_url, settings.openai_base_url):
-        password = urlsplit(url).password or ""
-        found |= {password, unquote(password)}
-    return {secret for secret in found if len(secret) >= _MIN_KNOWN_SECRET}
+    passwords = {urlsplit(url).password or "" for url in (settings.database_url, settings.openai_base_url)}
+    passwords |= {unquote(password) for password in passwords}
+    known = {password for password in passwords if len(password) >= _MIN_PASSWORD}
+    named = {value for name, value in env.items() if _SECRET_NAMES.search(name)} | {settings.openai_api_key}
+    return known | {value for value in named if len(value) >= _MIN_SECRET} | set(secrets(env))
 
 
 def _names() -> set[str]:

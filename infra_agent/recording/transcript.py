@@ -14,7 +14,7 @@ from typing import Any
 from feedback.digest import digest
 from feedback.ranking import rank
 from infra_agent import forecast
-from infra_agent.conversation import Exchange, exchanges
+from infra_agent.dialogue import Exchange, exchanges
 from infra_agent.domain import Experiment, ModelCall
 from infra_agent.forecast import standing
 from infra_agent.planner.fence import cut, neutral

@@ -42,7 +42,7 @@ LAYERS = {
         {"journal"},
         {"levers", "gains", "lessons"},
         {"policy", "planner", "store", "bench", "request"},
-        {"servers", "conversation"},
+        {"servers", "dialogue"},
         {"probes"},
         {"lab"},
         {"course"},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from feedback.verdict import Verdict, VerdictKind
-from infra_agent.conversation import Conversation, exchanges
+from infra_agent.dialogue import Dialogue, exchanges
 from infra_agent.domain import Campaign, CampaignSpec, Change, Experiment, Hypothesis, Proposal, Role, State
 from infra_agent.journal import Journal
 from infra_agent.planner import Context, Investigate, Propose, Stop, Waiting
@@ -92,7 +92,7 @@ def at(tree: Path, *experiments: Experiment, left: int = 5) -> Context:
 
 
 def planner(store: Store, *calls: Call) -> ExternalPlanner:
-    return ExternalPlanner(calls, Conversation(store, "cmp"))
+    return ExternalPlanner(calls, Dialogue(store, "cmp"))
 
 
 def texts(planner: ExternalPlanner) -> Sequence[str]:
@@ -123,7 +123,7 @@ def test_reading_is_answered_at_once_and_an_action_is_the_loops(store: Store, tr
 
 def test_an_action_is_written_down_before_the_loop_gets_it(store: Store, tree: Path) -> None:
     planner(store, propose()).next_action(at(tree))
-    assert Conversation(store, "cmp").open() == Open(propose(), 1)
+    assert Dialogue(store, "cmp").open() == Open(propose(), 1)
 
 
 def test_after_a_refusal_only_reading_goes_on(store: Store, tree: Path) -> None:
@@ -133,7 +133,7 @@ def test_after_a_refusal_only_reading_goes_on(store: Store, tree: Path) -> None:
     assert texts(told) == ["propose refused", "investigate refused", "read_file", "stop refused"]
     assert "99 is outside 1..8" in told.answers[0].text
     assert told.answers[1].text == "not carried out: propose was refused"
-    assert Conversation(store, "cmp").open() is None
+    assert Dialogue(store, "cmp").open() is None
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_told_again_after_a_kill_it_is_answered_by_what_was_measured(store: Stor
         again.next_action(at(tree, BASELINE, experiment(1)))
     assert texts(again) == ["propose", "read_file"]
     assert again.answers[0].experiment == 1
-    assert Conversation(store, "cmp").open() is None
+    assert Dialogue(store, "cmp").open() is None
 
 
 def test_something_else_told_after_a_kill_comes_after_what_was_cut_off(store: Store, tree: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_stop_that_was_cut_off_in_the_conclusion_stops_again(store: Store, tre
     again.finish(Journal(experiments=(BASELINE, experiment(1, "control"))), "enough")
     assert texts(again) == ["stop"]
     assert again.answers[0].text == "the campaign ended: enough"
-    assert Conversation(store, "cmp").open() is None
+    assert Dialogue(store, "cmp").open() is None
 
 
 def test_what_the_budget_left_no_room_for_says_so(store: Store, tree: Path) -> None:
@@ -204,13 +204,13 @@ def test_what_the_budget_left_no_room_for_says_so(store: Store, tree: Path) -> N
     told.finish(Journal(experiments=(BASELINE,)), "the time budget is used up")
     assert texts(told) == ["propose refused", "read_file refused"]
     assert told.answers[0].text == "not carried out: the campaign ended: the time budget is used up"
-    assert Conversation(store, "cmp").open() is None
+    assert Dialogue(store, "cmp").open() is None
 
 
 def test_who_only_reads_leaves_alone_what_another_process_is_at(store: Store, tree: Path) -> None:
     planner(store, propose()).next_action(at(tree))
-    read(at(tree), [READ, MISSING], Conversation(store, "cmp"))
-    assert Conversation(store, "cmp").open() == Open(propose(), 1)
+    read(at(tree), [READ, MISSING], Dialogue(store, "cmp"))
+    assert Dialogue(store, "cmp").open() == Open(propose(), 1)
     with store.transaction(read_only=True) as ledger:
         kept = exchanges(ledger.events("cmp"))
     assert [(e.answer.call.tool, e.answer.refused) for e in kept] == [("read_file", False), ("read_file", True)]
@@ -222,6 +222,17 @@ def test_the_opening_holds_the_campaign_what_was_found_in_the_step_and_what_is_l
         assert part in shown
     assert shown.endswith("Left: 5 experiments, 6 investigations in this step, no limit of wall time.")
     assert str(tree) not in shown
+
+
+def test_no_secret_of_this_environment_is_told(store: Store, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "int-step-0123456789")
+    (tree / "kernel.c").write_text('char *key = "int-step-0123456789";\n')
+    told = planner(store, READ)
+    with pytest.raises(Waiting):
+        told.next_action(at(tree))
+    shown = read(at(tree), [READ], Dialogue(store, "cmp"))[0].text
+    assert "char *key" in told.answers[0].text
+    assert "int-step-0123456789" not in told.answers[0].text + shown
 
 
 def test_the_table_of_tools_is_the_toolboxs(tree: Path) -> None:

@@ -21,7 +21,7 @@ class Exchange(NamedTuple):
     at: Event
 
 
-class Conversation:
+class Dialogue:
     """A Memory in the store."""
 
     def __init__(self, store: Store, campaign_id: str) -> None:
