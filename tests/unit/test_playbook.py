@@ -94,6 +94,7 @@ def test_a_launch_file_of_another_machine_is_fitted_first(llamacpp: TargetSpec, 
     assert found.proposal.change.knobs == {"threads": 2, "threads_batch": 2, "parallel": 4}
     assert set(hypothesis.evidence) == {"threads", "threads_batch", "parallel"}
     assert "threads = 4 against 2" in hypothesis.mechanism
+    assert hypothesis.lever_family == "parallelism and overlap"  # the knob's, as the target has it
     assert objection(found.proposal, (), c) is None
 
 
@@ -245,6 +246,9 @@ def test_the_hot_function_is_compiled_for_wider_vectors_once(tinyserve: Path) ->
     added = [line for line in change.patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert added == ['+__attribute__((target_clones("avx2", "default")))']
     assert hypothesis.lever_family == "kernels"
+    assert hypothesis.predicted is not None
+    assert (found.proposal.probe, hypothesis.predicted.metric) == ("kda_instructions", "instructions")
+    assert objection(found.proposal, ("kernels/kda_decode.c",), context(spec, tinyserve, experiments=[counts])) is None
     again = experiment(2, (), "change", change, VerdictKind.REJECT, claim=hypothesis.claim)
     assert isinstance(action(context(spec, tinyserve, experiments=[counts, again])), Stop)
 
