@@ -148,11 +148,13 @@ def here(spec: TargetSpec, host_fingerprint: str) -> Here:
 
 def learned(id: str, campaign: Campaign, spec: TargetSpec, experiment: Experiment, journal: Journal) -> Lesson | None:
     """What a finished experiment taught, or None: nothing is learned from an investigation, from the campaign's own
-    measurements, from what was refused before anything ran, nor where the platform failed."""
+    measurements, from what was refused before anything ran or never measured, nor where the platform failed."""
     verdict, proposal = experiment.verdict, experiment.proposal
     if experiment.role != "change" or not experiment.state.is_finished or not experiment.run_directory or not verdict:
         return None
     effect = next((e for e in experiment.effects if e.metric == spec.objective.metric), None)
+    if effect is None and verdict.kind not in (VerdictKind.REJECT, VerdictKind.INVALID):
+        return None  # the time was over before anything could be said of it
     low, high = effect.improvement_interval if effect else (None, None)
     found = standing(experiment)
     return Lesson(

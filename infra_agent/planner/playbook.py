@@ -12,7 +12,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from feedback.observations import Scalar
 from feedback.signals import Signal
@@ -36,6 +36,8 @@ CHEAP = 0.1
 DEAR = 0.5
 """Part of the time left that looking may take where there is nothing to try."""
 MAX_EVIDENCE = 4
+UNSORTED = "launch parameters"
+"""The family of a knob whose target doesn't say what it pulls at."""
 
 
 class Firing(NamedTuple):
@@ -210,35 +212,37 @@ class Case:
         why there is none."""
         spec, rule = self.context.spec, candidate.firing.rule
         cheap = sorted((p for p in spec.shown_probes if p.kind == "microbench"), key=lambda p: p.cost_s)
+        counts = [p.name for p in cheap if p.method == "callgrind"] if rule.predicts == "instructions" else []
         reason = ""
-        for probe in ("", *(p.name for p in cheap)):
-            proposal = Proposal(
-                hypothesis=self._hypothesis(candidate), change=candidate.change, probe=probe, planner="playbook"
-            )
+        for probe in counts or ("", *(p.name for p in cheap)):
+            hypothesis = self._hypothesis(candidate, bool(counts))
+            proposal = Proposal(hypothesis=hypothesis, change=candidate.change, probe=probe, planner="playbook")
             reason = objection(proposal, candidate.files, self.context) or ""
             if not reason:
                 return proposal, ""
         return None, reason or f"{rule.id} names nothing to measure"
 
-    def _hypothesis(self, candidate: Candidate) -> Hypothesis:
+    def _hypothesis(self, candidate: Candidate, counted: bool) -> Hypothesis:
         firing, objective = candidate.firing, self.context.spec.objective
         rule = firing.rule
         low, high = rule.expect or (0.0, 0.0)
-        low = max(low, objective.min_effect)
+        metric = "instructions" if counted else objective.metric
+        low = low if counted else max(low, objective.min_effect)
         lesson = candidate.lesson
         before = f" Lesson {lesson.id}: measured here before with {effect_text(lesson)}" if lesson else ""
         later = "; so it is tried after everything else." if lesson and lesson.is_loss else "."
         facts = [f"{f.knob} = {_value(f.value)}" + ("" if f.limit is None else f" against {_value(f.limit)}")
                  for f in firing.facts]  # fmt: skip
         seen = "; ".join([s.message[:160] for s in firing.signals] + facts)
-        direction = "up" if objective.direction == "maximize" else "down"
+        direction: Literal["up", "down"] = "up" if objective.direction == "maximize" and not counted else "down"
+        knobs = [k for k in map(self.context.spec.knob, candidate.change.knobs) if k and k.family != UNSORTED]
         return Hypothesis(
             claim=f"{candidate.what} helps: {rule.why}"[:2000] if not candidate.files else candidate.what[:2000],
             mechanism=f"{rule.why} Seen: {seen}. ({rule.reference}){before + later if lesson else ''}",
             location=", ".join(candidate.change.knobs) or ", ".join(candidate.files),
-            question=f"Does {objective.metric} go {direction} by {low:.0%} or more with {candidate.what}?",
-            lever_family=rule.family,
-            predicted=Prediction(metric=objective.metric, direction=direction, low=low, high=max(high, low)),
+            question=f"Does {metric} go {direction} by {low:.0%} or more with {candidate.what}?",
+            lever_family=knobs[0].family if knobs else rule.family,
+            predicted=Prediction(metric=metric, direction=direction, low=low, high=max(high, low)),
             falsifier=rule.falsifier,
             evidence=self._cited(firing, candidate),
         )

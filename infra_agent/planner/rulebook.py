@@ -167,7 +167,10 @@ class Rule(Record):
     """Where this is known from."""
     family: LeverFamily
     expect: tuple[float, float] | None = None
-    """Predicted relative gain of the objective, from and to; None where only code would help."""
+    """Predicted relative gain, from and to; None where only code would help."""
+    predicts: Literal["objective", "instructions"] = "objective"
+    """What gets better by that. Instructions are counted before anything is timed, where the target has such a probe:
+    a prediction that they refute spares the rest."""
     falsifier: str = ""
     needs: tuple[Evidence, ...] = Field(min_length=1)
     """Any of these must have been looked at for it to fire."""

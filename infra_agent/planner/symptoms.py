@@ -65,7 +65,8 @@ def _tells_of(experiment: Experiment, signal: Signal, commit: str) -> bool:
 def says_nothing(signal: Signal) -> bool:
     """Whether a signal only says that all is as it should be, or what the objective's arms look like."""
     return signal.finding in ("same", "holds", "abstained") or signal.rule_id in (
-        "performance.bench_delta", "performance.guardrail", "performance.instructions", "integrity.work_unproven",
+        "performance.bench_delta", "performance.guardrail", "performance.instructions", "performance.question",
+        "integrity.work_unproven",
         "stability.server_difference", "stability.config_difference",
     )  # fmt: skip
 

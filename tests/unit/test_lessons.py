@@ -114,6 +114,13 @@ def test_a_refuted_hypothesis_and_a_broken_gate_are_lessons_too() -> None:
     assert lessons.told(unmeasured).endswith("output_throughput not measured, reject; measured")
 
 
+def test_what_the_time_was_too_short_for_teaches_nothing() -> None:
+    done = experiment(1, (), "change", Change(knobs={"max_num_seqs": 1}), run_directory="/r")
+    assert lessons.learned("les_1", CAMPAIGN, SPEC, done, Journal(experiments=(done,))) is None
+    measured = done.model_copy(update={"effects": (effect(1.0, 0.9, 1.1),)})
+    assert lessons.learned("les_1", CAMPAIGN, SPEC, measured, Journal(experiments=(measured,))) is not None
+
+
 def test_hidden_probes_leave_no_trace_in_a_lesson() -> None:
     (signal,) = starved()
     secret = signal.model_copy(update={"rule_id": "correctness.hidden_probe"})

@@ -91,9 +91,10 @@ def test_a_launch_file_of_another_machine_is_fitted_first(llamacpp: TargetSpec, 
     found = action(c)
     assert isinstance(found, Propose)
     hypothesis = found.proposal.hypothesis
-    assert found.proposal.change.knobs == {"threads": 2, "threads_batch": 2, "parallel": 4}
-    assert set(hypothesis.evidence) == {"threads", "threads_batch", "parallel"}
+    assert found.proposal.change.knobs == {"threads": 2, "threads_batch": 2, "parallel": 4, "spin_count": 1000}
+    assert set(hypothesis.evidence) == {"threads", "threads_batch", "parallel", "spin_count"}
     assert "threads = 4 against 2" in hypothesis.mechanism
+    assert hypothesis.lever_family == "parallelism and overlap"  # the knob's, as the target has it
     assert objection(found.proposal, (), c) is None
 
 
@@ -245,6 +246,9 @@ def test_the_hot_function_is_compiled_for_wider_vectors_once(tinyserve: Path) ->
     added = [line for line in change.patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert added == ['+__attribute__((target_clones("avx2", "default")))']
     assert hypothesis.lever_family == "kernels"
+    assert hypothesis.predicted is not None
+    assert (found.proposal.probe, hypothesis.predicted.metric) == ("kda_instructions", "instructions")
+    assert objection(found.proposal, ("kernels/kda_decode.c",), context(spec, tinyserve, experiments=[counts])) is None
     again = experiment(2, (), "change", change, VerdictKind.REJECT, claim=hypothesis.claim)
     assert isinstance(action(context(spec, tinyserve, experiments=[counts, again])), Stop)
 
@@ -312,7 +316,7 @@ def lesson(knobs: dict[str, Scalar | None], verdict: VerdictKind, confirmed: boo
 
 
 def test_what_lost_here_before_is_tried_last_and_says_so(llamacpp: TargetSpec, tmp_path: Path) -> None:
-    first: dict[str, Scalar | None] = {"threads": 2, "threads_batch": 2, "parallel": 4}
+    first: dict[str, Scalar | None] = {"threads": 2, "threads_batch": 2, "parallel": 4, "spin_count": 1000}
     lost = Recalled(lesson=lesson(first, VerdictKind.REJECT), kinship=SAME_PLACE)
     done = [experiment(0, (), "baseline")]
     assert proposed(context(llamacpp, tmp_path, LLAMACPP, done)).knobs == first
@@ -331,7 +335,7 @@ def test_what_lost_here_before_is_tried_last_and_says_so(llamacpp: TargetSpec, t
 
 
 def test_a_loss_elsewhere_changes_no_order(llamacpp: TargetSpec, tmp_path: Path) -> None:
-    first: dict[str, Scalar | None] = {"threads": 2, "threads_batch": 2, "parallel": 4}
+    first: dict[str, Scalar | None] = {"threads": 2, "threads_batch": 2, "parallel": 4, "spin_count": 1000}
     lost = Recalled(lesson=lesson(first, VerdictKind.REJECT), kinship=SAME_ENGINE)
     assert proposed(context(llamacpp, tmp_path, LLAMACPP, [experiment(0)], (lost,))).knobs == first
 
