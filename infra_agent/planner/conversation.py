@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from feedback.digest import count_tokens
+from feedback.ranking import rank
 from infra_agent.planner import Context
 from infra_agent.planner.answer import Call
 from infra_agent.planner.fence import cut, hide, inert
@@ -38,6 +39,8 @@ TOO_MANY = "Refused: too many calls in one answer; make this one again."
 NOT_DONE = (WAIT, TOO_MANY)
 """Results of calls that were put off and may be made again."""
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
+CITED, CITED_SIGNALS = 40, 10
+"""Experiments, signals, and signals of one experiment that a schema lets a proposal cite."""
 _INVESTIGATION = re.compile(r'<quoted id="[0-9a-f]+" source="investigation #(\d+)"')
 
 Message = dict[str, Any]
@@ -111,8 +114,16 @@ class Conversation:
     def _format(self, manner: Manner, only: Container[str]) -> Message:
         if manner.form == "json_object":
             return {"type": "json_object"}
-        schema = call_schema(self._tools, self._context.spec, only)
+        schema = call_schema(self._tools, self._context.spec, self._evidence(), only)
         return {"type": "json_schema", "json_schema": {"name": "tool_call", "schema": schema}}
+
+    def _evidence(self) -> list[str]:
+        """What of the journal a proposal may cite: what was there when the step began, and what was asked since."""
+        past = self._context.journal.before_step().finished
+        asked = (_INVESTIGATION.match(result) for turn in self.turns for result in turn.results)
+        numbers = [f"#{e.number}" for e in past] + [f"#{match[1]}" for match in asked if match]
+        signals = [s.fingerprint for e in reversed(past) for s in rank(e.signals)[:CITED_SIGNALS]]
+        return [*numbers[-CITED:], *signals[:CITED]]
 
     def _said(self, beginning: list[Message], manner: Manner) -> list[Message]:
         """The turns as messages, the oldest ones shortened until all of it fits."""

@@ -6,6 +6,7 @@ so that it can be journalled word for word. The key appears nowhere but in the r
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -189,7 +190,16 @@ class Endpoint:
         return self._unavailable(f"it refuses the request ({said}). Try another model,")
 
     def _said(self, error: openai.APIStatusError) -> str:
-        return self._hide(" ".join(neutral(str(error.message)).split()))[:MAX_SAID_CHARACTERS]
+        """The endpoint's words, and what it says beside them: codes, and numbers such as the size of its window."""
+        body: object = error.body
+        words = str(error.message)
+        if isinstance(body, dict) and body.get("message"):
+            fields = ((k, v) for k, v in body.items() if k != "message" and isinstance(v, str | int) and v != "")
+            beside = ", ".join(f"{name}: {value}" for name, value in fields)
+        else:
+            beside = body if isinstance(body, str) else json.dumps(body) if body else ""
+        words += f" ({beside})" if beside else ""
+        return self._hide(" ".join(neutral(words).split()))[:MAX_SAID_CHARACTERS]
 
     def _unavailable(self, cause: str) -> ModelUnavailable:
         remedy = OR_SEARCH if cause.endswith(",") else f"Try again later, {OR_SEARCH}"

@@ -51,7 +51,7 @@ def cut(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     head, tail = limit * 2 // 3, limit - limit * 2 // 3
-    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[-tail:]}"
+    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[len(text) - tail :]}"
 
 
 def neutral(text: str) -> str:

@@ -141,10 +141,12 @@ class LlmPlanner:
         """How to ask after an answer of which nothing can be carried out. Raises ModelUnavailable after too many."""
         match answer.trouble:
             case "refused":
-                self._count(faults, "refused", MAX_REFUSED, f"it refuses to go on: {neutral(answer.why)}")
+                self._count(
+                    faults, "refused", MAX_REFUSED, f"it refuses to go on: {neutral(answer.why)}", "is of no use"
+                )
             case "cut off":
                 what = f"its answers are longer than the {manner.answer_tokens} tokens that they may have"
-                self._count(faults, "cut off", MAX_CUT_OFF, what)
+                self._count(faults, "cut off", MAX_CUT_OFF, what, "is of no use")
             case _:
                 with_tools = manner.form == "tools"
                 faults["uncalled"] += 1
@@ -155,10 +157,12 @@ class LlmPlanner:
                     return self._next(manner, "tools", "it answers without calling a tool, although it was reminded")
         return manner
 
-    def _count(self, faults: Counter[str], kind: str, most: int, what: str) -> None:
+    def _count(
+        self, faults: Counter[str], kind: str, most: int, what: str, judgement: str = "answers nonsense"
+    ) -> None:
         faults[kind] += 1
         if faults[kind] >= most:
-            raise self._nonsense(what)
+            raise self._nonsense(what, judgement)
 
     def _answer(
         self, talk: Conversation, manner: Manner, only: Sequence[str], deadline_s: float
@@ -238,9 +242,9 @@ class LlmPlanner:
             "Use a model with a larger one, set INFRA_AGENT_MODEL_CONTEXT if it has one, or use --planner search."
         )
 
-    def _nonsense(self, what: str) -> ModelUnavailable:
+    def _nonsense(self, what: str, judgement: str = "answers nonsense") -> ModelUnavailable:
         return ModelUnavailable(
-            f"the model {self._model} answers nonsense: {what[:400]}. "
+            f"the model {self._model} {judgement}: {what[:400]}. "
             "Try another model (INFRA_AGENT_MODEL) or --planner search."
         )
 

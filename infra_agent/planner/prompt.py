@@ -26,12 +26,12 @@ from infra_agent.target import Knob, Probe
 
 JOURNAL_TOKENS = 6_000
 DIGEST_TOKENS = 4_000
-"""Of the opening, where the window has room for it."""
 LESSONS_TOKENS = 1_200
+"""Of the opening, where the window has room for it."""
 LEAST_TOKENS = 300
 """Of journal and signals together; with less of them nobody can plan."""
-JOURNAL_SHARE = 0.6
-"""Of what is left for the journal and the signals."""
+JOURNAL_SHARE, LESSONS_SHARE = 0.5, 0.15
+"""Of what is left for the journal, the lessons and the signals, which get the rest."""
 FENCE_TOKENS = 60
 """That the marks around a quotation take, by `count_tokens`."""
 UNLIMITED = 1 << 30
@@ -60,17 +60,18 @@ def opening(context: Context, room: int, window: int, tools: str = "") -> list[d
     """
     system = prompt("system") + (f"\n{prompt('json_mode')}\n{tools}" if tools else "")
     size = f"This text: about {{}} tokens of {window}.\n"
-    fixed = count_tokens(system) + count_tokens(size) + count_tokens(campaign(context, 0, 0))
+    fixed = count_tokens(system) + count_tokens(size) + count_tokens(campaign(context, 0, 0, 0))
     left = room - fixed
     if left < LEAST_TOKENS:
         raise TooLarge(f"its instructions and the target's description alone take {fixed} tokens of {max(room, 0)}")
     for_journal = min(JOURNAL_TOKENS, int(left * JOURNAL_SHARE))
-    text = campaign(context, for_journal, min(DIGEST_TOKENS, left - for_journal))
+    for_lessons = min(LESSONS_TOKENS, int(left * LESSONS_SHARE))
+    text = campaign(context, for_journal, for_lessons, min(DIGEST_TOKENS, left - for_journal - for_lessons))
     total = count_tokens(system) + count_tokens(size) + count_tokens(text)
     return [{"role": "system", "content": system}, {"role": "user", "content": size.format(total) + text}]
 
 
-def campaign(context: Context, journal_tokens: int, digest_tokens: int) -> str:
+def campaign(context: Context, journal_tokens: int, lessons_tokens: int, digest_tokens: int) -> str:
     """The campaign as text: target, objective, knobs, probes, levers, journal and the latest signals, as they were
     when this step began."""
     spec, past = context.spec, context.journal.before_step()
@@ -95,9 +96,7 @@ def campaign(context: Context, journal_tokens: int, digest_tokens: int) -> str:
         protected=_line(", ".join(spec.protected) or "all that is not editable"),
         levers="\n".join(levers),
         journal=fence(told or "nothing tried yet", "journal", UNLIMITED),
-        lessons=quoted(
-            context.lessons or "none", "lessons of earlier campaigns", min(LESSONS_TOKENS, digest_tokens // 3)
-        ),
+        lessons=quoted(context.lessons or "none", "lessons of earlier campaigns", lessons_tokens),
         digest=quoted(context.digest or "none yet", "signals", digest_tokens),
     ) + (INDEPENDENT.format(context.sample) if context.sample else "")
 

@@ -18,19 +18,20 @@ from infra_agent.target import Knob, TargetSpec
 MOST_CHARACTERS = 240
 """Of a statement in JSON mode: a weak model under a grammar ends a text only when it must."""
 MOST_ITEMS = 8
-SIGNAL_OR_NUMBER = "^(#[0-9]{1,4}|[0-9a-f]{8,12})$"
-"""What of the journal is evidence: an experiment, or the id of a signal."""
 Schema = dict[str, Any]
 
 
-def call_schema(definitions: Sequence[dict[str, Any]], spec: TargetSpec, only: Container[str] = ()) -> Schema:
-    """The schema of one call as a JSON object: `{"tool": ..., "arguments": {...}}`. With `only`, of no other tools."""
+def call_schema(
+    definitions: Sequence[dict[str, Any]], spec: TargetSpec, evidence: Sequence[str] = (), only: Container[str] = ()
+) -> Schema:
+    """The schema of one call as a JSON object: `{"tool": ..., "arguments": {...}}`. With `only`, of no other tools.
+    Where there is no code to cite, `evidence` is all that a proposal may rest on, beside the knobs."""
     calls = []
     for definition in definitions:
         function = definition["function"]
         if only and function["name"] not in only:
             continue
-        arguments = _narrowed(function["name"], function["parameters"], spec)
+        arguments = _narrowed(function["name"], function["parameters"], spec, evidence)
         calls.append(_object({"tool": {"type": "string", "enum": [function["name"]]}, "arguments": arguments}))
     return {"anyOf": calls}
 
@@ -48,13 +49,13 @@ def described(definitions: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _narrowed(name: str, form: Schema, spec: TargetSpec) -> Schema:
+def _narrowed(name: str, form: Schema, spec: TargetSpec, evidence: Sequence[str]) -> Schema:
     """The arguments of a tool with this target's own names in the place of free words."""
     arguments = copy.deepcopy(form)
     properties = arguments["properties"]
     match name:
         case "propose":
-            _narrow_proposal(arguments, spec)
+            _narrow_proposal(arguments, spec, evidence)
         case "investigate":
             probes = [probe for probe in spec.shown_probes if _is_askable(probe.name, spec)]
             properties["probe"] = _choice([probe.name for probe in probes] or [""])
@@ -66,7 +67,7 @@ def _narrowed(name: str, form: Schema, spec: TargetSpec) -> Schema:
     return narrowed
 
 
-def _narrow_proposal(arguments: Schema, spec: TargetSpec) -> None:
+def _narrow_proposal(arguments: Schema, spec: TargetSpec, evidence: Sequence[str]) -> None:
     properties = arguments["properties"]
     properties["probe"] = _choice(["", *(probe.name for probe in spec.shown_probes)])
     properties["lever_family"] = _choice(list(families(spec) or LEVER_FAMILIES))
@@ -77,9 +78,7 @@ def _narrow_proposal(arguments: Schema, spec: TargetSpec) -> None:
     if knobs and not set(spec.editable) - launch:  # there is nothing to change but knobs: one at least
         del properties["edits"]
         properties["knobs"] = {"anyOf": _some(knobs)}
-        properties["evidence"]["items"] = {
-            "anyOf": [_choice(list(knobs)), {"type": "string", "pattern": SIGNAL_OR_NUMBER}]
-        }
+        properties["evidence"]["items"] = _choice(list(dict.fromkeys((*knobs, *evidence))))
         arguments["required"].append("knobs")
 
 
@@ -129,7 +128,7 @@ def _bounded(node: Any, name: str = "") -> Any:
         for key, value in node.items()
         if key not in ("description", "default", "title")
     }
-    if bounded.get("type") == "string" and not {"enum", "pattern"} & bounded.keys() and name not in ("old", "new"):
+    if bounded.get("type") == "string" and "enum" not in bounded and name not in ("old", "new"):
         bounded["maxLength"] = min(MOST_CHARACTERS, bounded.get("maxLength", MOST_CHARACTERS))
     if bounded.get("type") == "array":
         bounded["maxItems"] = min(MOST_ITEMS, bounded.get("maxItems", MOST_ITEMS))

@@ -61,10 +61,13 @@ def context(tree: Path, *experiments: Experiment, digest: str = "", seconds_left
     )  # fmt: skip
 
 
-def settings(endpoint: ScriptedEndpoint | str, model: str = "a-model", key: str = KEY) -> Settings:
+def settings(
+    endpoint: ScriptedEndpoint | str, model: str = "a-model", key: str = KEY, context: int | None = None
+) -> Settings:
     url = endpoint if isinstance(endpoint, str) else endpoint.url
     variables = {"INFRA_AGENT_HOME": "/nowhere", "INFRA_AGENT_MODEL": model, "OPENAI_API_KEY": key}
-    return load_settings({**variables, "OPENAI_BASE_URL": url})
+    window = {"INFRA_AGENT_MODEL_CONTEXT": str(context)} if context else {}
+    return load_settings({**variables, **window, "OPENAI_BASE_URL": url})
 
 
 def make_planner(

@@ -253,6 +253,12 @@ def test_without_tools_the_model_is_asked_for_json(
     assert len(endpoint.requests) == 3
 
 
+def test_a_refusal_in_the_words_of_a_web_framework_is_understood(endpoint: ScriptedEndpoint, tree: Path) -> None:
+    detail = [{"type": "extra_forbidden", "loc": ["body", "tools"], "msg": "Extra inputs are not permitted"}]
+    endpoint.answers = [Raw(json.dumps({"detail": detail}).encode(), 422), written(*stopped("done"))]
+    assert make_planner(endpoint).next_action(context(tree)) == ENDED
+
+
 def test_the_next_step_begins_as_the_last_one_ended_and_a_resume_finds_it(
     endpoint: ScriptedEndpoint, tree: Path
 ) -> None:
