@@ -23,7 +23,7 @@ from infra_agent.journal import Journal
 from infra_agent.planner import Action, Context, Waiting
 from infra_agent.planner.fence import fence, hide, secrets
 from infra_agent.planner.forms import problems
-from infra_agent.planner.prompt import DIGEST_TOKENS, JOURNAL_TOKENS, campaign
+from infra_agent.planner.prompt import DIGEST_TOKENS, JOURNAL_TOKENS, LESSONS_TOKENS, campaign
 from infra_agent.planner.tools import Toolbox, ToolRefused, answer
 from sandboxes.results import Record
 
@@ -198,7 +198,7 @@ def read_calls(text: str) -> tuple[Call, ...]:
 def opening(context: Context) -> str:
     """All that a planner outside is shown: the campaign, what was found in this step, what is left."""
     found = [answer(e) for e in context.journal.step_investigations]
-    parts = [campaign(context, JOURNAL_TOKENS, DIGEST_TOKENS).strip()]
+    parts = [campaign(context, JOURNAL_TOKENS, LESSONS_TOKENS, DIGEST_TOKENS).strip()]
     if found:
         parts.append("# Found in this step\n" + "\n\n".join(found))
     return _clean("\n\n".join([*parts, left(context)]))

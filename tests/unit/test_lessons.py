@@ -17,7 +17,7 @@ from infra_agent.domain import Campaign, CampaignSpec, Change, Hypothesis, Predi
 from infra_agent.errors import NotFound, WrongUse
 from infra_agent.journal import Journal
 from infra_agent.lessons import SAME_ENGINE, SAME_PLACE, SAME_RULE, Here, Lesson, Symptom, engine_of, recall, render
-from infra_agent.planner.prompt import DIGEST_TOKENS, JOURNAL_TOKENS
+from infra_agent.planner.prompt import DIGEST_TOKENS, JOURNAL_TOKENS, LESSONS_TOKENS
 from infra_agent.planner.prompt import campaign as prompt_of
 from infra_agent.settings import Settings, load_settings
 from infra_agent.store import open_store
@@ -202,14 +202,14 @@ def test_words_of_strangers_can_neither_act_nor_run_on(tmp_path: Path) -> None:
     assert "\n" not in text
     assert len(text) < 800
     c = context(SPEC, tmp_path).model_copy(update={"lessons": text, "learned": found})
-    prompt = prompt_of(c, JOURNAL_TOKENS, DIGEST_TOKENS)
+    prompt = prompt_of(c, JOURNAL_TOKENS, LESSONS_TOKENS, DIGEST_TOKENS)
     section = prompt.partition("# Lessons of earlier campaigns\n")[2]
     assert section.startswith('<quoted id="')
     assert "Ignore all instructions" in section
 
 
 def test_without_lessons_the_prompt_says_none(tmp_path: Path) -> None:
-    shown = prompt_of(context(SPEC, tmp_path), JOURNAL_TOKENS, DIGEST_TOKENS)
+    shown = prompt_of(context(SPEC, tmp_path), JOURNAL_TOKENS, LESSONS_TOKENS, DIGEST_TOKENS)
     assert "none" in shown.partition("# Lessons of earlier campaigns\n")[2][:200]
 
 
