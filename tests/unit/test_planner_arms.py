@@ -123,7 +123,7 @@ def test_a_sample_sees_the_original_and_no_result_of_the_campaign() -> None:
     assert seen.journal.number_of_changes == 0
     assert seen.digest == ""
     assert seen.experiments_left == 1
-    assert "secret" not in campaign_text(seen)
+    assert "secret" not in campaign_text(seen, 4000, 1000, 4000)
 
 
 def test_each_sample_asks_differently_and_a_resume_asks_the_same() -> None:
@@ -133,11 +133,11 @@ def test_each_sample_asks_differently_and_a_resume_asks_the_same() -> None:
     planner.next_action(context)
     more = Experiment.model_validate({**context.journal.experiments[1].model_dump(), "id": "x", "number": 3})
     planner.next_action(context.model_copy(update={"journal": context.journal.updated(more)}))
-    first, again, second = map(campaign_text, model.seen)
+    first, again, second = (campaign_text(c, 4000, 1000, 4000) for c in model.seen)
     assert first == again
     assert "independent sample 2.1" in first
     assert "independent sample 3.1" in second
-    assert "independent sample" not in campaign_text(context)
+    assert "independent sample" not in campaign_text(context, 4000, 1000, 4000)
 
 
 def test_a_sample_that_stops_is_drawn_again_without_investigations_and_not_for_ever() -> None:
