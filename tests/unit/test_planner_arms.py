@@ -16,7 +16,7 @@ from infra_agent.planner import Action, Context, Investigate, Propose, Stop
 from infra_agent.planner.best_of_n import ATTEMPTS, BestOfNPlanner
 from infra_agent.planner.build import build_planner
 from infra_agent.planner.chance import RandomPlanner
-from infra_agent.planner.prompt import campaign
+from infra_agent.planner.prompt import DIGEST_TOKENS, JOURNAL_TOKENS, LESSONS_TOKENS, campaign
 from infra_agent.planner.trials import read_trials
 from infra_agent.settings import load_settings
 
@@ -92,7 +92,8 @@ IDEA = Propose(proposal=Proposal(hypothesis=Hypothesis(claim="c"), change=Change
 
 
 def campaign_text(context: Context) -> str:
-    return campaign(context, 4000, 4000)
+    """What a model is told, with as much of the journal and the signals as fits anywhere."""
+    return campaign(context, JOURNAL_TOKENS, LESSONS_TOKENS, DIGEST_TOKENS)
 
 
 def after_results() -> Context:
@@ -123,7 +124,7 @@ def test_a_sample_sees_the_original_and_no_result_of_the_campaign() -> None:
     assert seen.journal.number_of_changes == 0
     assert seen.digest == ""
     assert seen.experiments_left == 1
-    assert "secret" not in campaign_text(seen, 4000, 1000, 4000)
+    assert "secret" not in campaign_text(seen)
 
 
 def test_each_sample_asks_differently_and_a_resume_asks_the_same() -> None:
@@ -133,11 +134,11 @@ def test_each_sample_asks_differently_and_a_resume_asks_the_same() -> None:
     planner.next_action(context)
     more = Experiment.model_validate({**context.journal.experiments[1].model_dump(), "id": "x", "number": 3})
     planner.next_action(context.model_copy(update={"journal": context.journal.updated(more)}))
-    first, again, second = (campaign_text(c, 4000, 1000, 4000) for c in model.seen)
+    first, again, second = map(campaign_text, model.seen)
     assert first == again
     assert "independent sample 2.1" in first
     assert "independent sample 3.1" in second
-    assert "independent sample" not in campaign_text(context, 4000, 1000, 4000)
+    assert "independent sample" not in campaign_text(context)
 
 
 def test_a_sample_that_stops_is_drawn_again_without_investigations_and_not_for_ever() -> None:
