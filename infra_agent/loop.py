@@ -153,6 +153,18 @@ def _parent(desk: Desk, journal: Journal) -> str:
     return (second.commit if second else None) or policy.choose_parent(journal, base)
 
 
+def _line(desk: Desk, journal: Journal) -> str:
+    """What a planner is told of a second-best line; empty on the best one."""
+    second = policy.second_best(journal, desk.campaign.base_commit, desk.campaign.spec.planner)
+    if second is None:
+        return ""
+    gain = journal.improvement(second)
+    return (
+        f"This step builds on #{second.number}, a second-best line: undecided, about {gain:+.1%}. "
+        "What you propose is measured together with it, against the best result."
+    )
+
+
 def context(desk: Desk, journal: Journal) -> Context:
     """What the planner is shown."""
     base, parent = desk.campaign.base_commit, _parent(desk, journal)
@@ -175,6 +187,7 @@ def context(desk: Desk, journal: Journal) -> Context:
         digest="\n\n".join(f"experiment {e.number}:\n{digest(rank(e.signals), 600)}" for e in latest),
         experiments_left=desk.campaign.spec.budget.experiments - journal.number_of_changes,
         seconds_left=policy.planning_s(journal, desk.campaign.spec, desk.elapsed_s()),
+        line=_line(desk, journal),
         base_commit=base,
         base_tree=base_tree,
         base_knobs=read_knobs(base_tree, desk.lab.spec),

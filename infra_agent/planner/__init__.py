@@ -45,6 +45,8 @@ class Context(Record):
     """Lessons of earlier campaigns that bear on this step, nearest and most trustworthy first."""
     lessons: str = ""
     """The same as text, within a token budget. To be quoted."""
+    line: str = ""
+    """What this step builds on, where that is not the best result."""
     sample: str = ""
     """Of independent proposals that must not know of each other, which one this is."""
     base_commit: str = ""

@@ -79,26 +79,30 @@ def campaign(context: Context, journal_tokens: int, lessons_tokens: int, digest_
     guardrails = [f"- {g.metric} ({g.direction}) may lose {g.max_regression:.0%}" for g in spec.guardrails]
     levers = [f"- {lever}" for lever in ledger(past, spec)]
     told = recap(past, journal_tokens - FENCE_TOKENS) if journal_tokens else ""
-    return prompt(
-        "campaign",
-        name=neutral(spec.name),
-        description=fence(spec.description, "target.toml", 2000),
-        objective=f"{objective.direction} {objective.metric}, measured by probe {objective.probe}; "
-        f"a gain counts from {objective.min_effect:.1%}",
-        guardrails="\n".join(guardrails) or "- none",
-        cores=context.cores,
-        experiments_left=context.experiments_left,
-        investigations=MAX_INVESTIGATIONS,
-        metrics=", ".join(known_metrics(spec)),
-        knobs=fence("\n".join(_knob(knob, context) for knob in spec.knobs) or "none", "target.toml", UNLIMITED),
-        probes=fence("\n".join(_probe(probe) for probe in spec.shown_probes), "target.toml", UNLIMITED),
-        editable=_line(", ".join(spec.editable) or "nothing"),
-        protected=_line(", ".join(spec.protected) or "all that is not editable"),
-        levers="\n".join(levers),
-        journal=fence(told or "nothing tried yet", "journal", UNLIMITED),
-        lessons=quoted(context.lessons or "none", "lessons of earlier campaigns", lessons_tokens),
-        digest=quoted(context.digest or "none yet", "signals", digest_tokens),
-    ) + (INDEPENDENT.format(context.sample) if context.sample else "")
+    return (
+        prompt(
+            "campaign",
+            name=neutral(spec.name),
+            description=fence(spec.description, "target.toml", 2000),
+            objective=f"{objective.direction} {objective.metric}, measured by probe {objective.probe}; "
+            f"a gain counts from {objective.min_effect:.1%}",
+            guardrails="\n".join(guardrails) or "- none",
+            cores=context.cores,
+            experiments_left=context.experiments_left,
+            investigations=MAX_INVESTIGATIONS,
+            metrics=", ".join(known_metrics(spec)),
+            knobs=fence("\n".join(_knob(knob, context) for knob in spec.knobs) or "none", "target.toml", UNLIMITED),
+            probes=fence("\n".join(_probe(probe) for probe in spec.shown_probes), "target.toml", UNLIMITED),
+            editable=_line(", ".join(spec.editable) or "nothing"),
+            protected=_line(", ".join(spec.protected) or "all that is not editable"),
+            levers="\n".join(levers),
+            journal=fence(told or "nothing tried yet", "journal", UNLIMITED),
+            lessons=quoted(context.lessons or "none", "lessons of earlier campaigns", lessons_tokens),
+            digest=quoted(context.digest or "none yet", "signals", digest_tokens),
+        )
+        + (INDEPENDENT.format(context.sample) if context.sample else "")
+        + (f"\n{context.line}\n" if context.line else "")
+    )
 
 
 def quoted(text: str, source: str, tokens: int) -> str:

@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 from test_cli_campaign import WORKER, git, make_target
 
-from feedback.verdict import VerdictKind
+from feedback.signals import Effect, Signal
+from feedback.verdict import Verdict, VerdictKind
 from infra_agent import commands
 from infra_agent.bench import Site
 from infra_agent.domain import Budget, CampaignSpec, Change, Experiment, Hypothesis, Prediction, Proposal, State
-from infra_agent.experiment import conduct
+from infra_agent.experiment import conduct, make_candidate
+from infra_agent.journal import Journal
 from infra_agent.lab import Lab
-from infra_agent.loop import Desk, run_campaign
+from infra_agent.loop import Desk, context, run_campaign
 from infra_agent.planner import Action, Context, Investigate, Propose, Stop
+from infra_agent.planner.prompt import campaign as prompt_of
 from infra_agent.planner.tools import answer
+from infra_agent.policy import SECOND_BEST_EVERY
 from infra_agent.settings import load_settings
 from infra_agent.store import open_store
 from infra_agent.target import load_target
@@ -54,7 +58,7 @@ def desk_of(home: Path, target: Path, planner: Listed, experiments: int = 8) -> 
         settings, CampaignSpec(target=str(target), planner=f"script:{script}", budget=Budget(experiments=experiments))
     )
     with open_store(settings.database_url) as store:
-        desk = commands._desk(settings, campaign, store, lambda event: None, lambda text: None, time.monotonic())
+        desk = commands.make_desk(settings, campaign, store, lambda event: None, lambda text: None, time.monotonic())
         yield desk._replace(planner=planner)
 
 
@@ -113,6 +117,20 @@ def test_a_hypothesis_that_its_own_cheap_probe_refutes_is_not_measured_further(t
     left_behind = {path.name for path in (desk.lab.runs / tried.id).iterdir()}
     assert not any("kda_microbench" in name for name in left_behind)
     assert "refuted" in desk.journal().render()
+
+
+def undecided(number: int, gain: float, **place: str) -> Experiment:
+    """A change whose measurement left the question open."""
+    effect = Effect(
+        metric="slice_time_s", direction="minimize", baseline=1.0, measured=1 - gain, ratio=1 - gain,
+        ratio_lo=1 - gain - 0.05, ratio_hi=1 - gain + 0.05, confidence=0.95, method="t", n_units=5, n_observations=20,
+        floor=0.02, floor_known=True,
+    )  # fmt: skip
+    return Experiment(
+        id=f"exp_{number}", campaign_id="c", number=number, role="change", state=State.COMPLETE, effects=(effect,),
+        proposal=Proposal(hypothesis=Hypothesis(claim="c"), change=Change(knobs={"extra": number})),
+        verdict=Verdict(kind=VerdictKind.INCONCLUSIVE, reasons=("r",)), **place,
+    )  # fmt: skip
 
 
 TWO_KNOBS = WORKER.replace(
@@ -179,3 +197,20 @@ def test_a_second_best_line_is_measured_against_the_best(tmp_path: Path, two_kno
     both = conduct(lab, experiment(2, slower.commit, base, copies=1))
     (effect,) = [e for e in both.effects if e.metric == "slice_time_s"]
     assert effect.improvement == pytest.approx(1 - 10 / 16, abs=0.2)  # against 8 + 8, not against 8 + 9
+
+
+def test_a_planner_is_told_on_which_line_a_step_builds(tmp_path: Path, two_knobs: Path) -> None:
+    (desk,) = desk_of(tmp_path / "home", two_knobs, Listed([]))
+    spec = desk.campaign.spec.model_copy(update={"planner": "external"})
+    desk = desk._replace(campaign=desk.campaign.model_copy(update={"spec": spec}))
+    base = desk.campaign.base_commit
+    made = make_candidate(desk.lab, base, Proposal(hypothesis=Hypothesis(claim="c"), change=Change(knobs={"extra": 7})))
+    assert not isinstance(made, Signal)
+    tries = [undecided(1, 0.03, parent_commit=base, commit=made.commit)]
+    tries += [undecided(n, -0.1, parent_commit=base, commit=base) for n in range(2, SECOND_BEST_EVERY)]
+    told = context(desk, Journal(experiments=tuple(tries)))
+    assert told.line.startswith("This step builds on #1, a second-best line: undecided, about +3.0%")
+    assert (told.parent_commit, told.knobs["extra"]) == (made.commit, 7)
+    assert told.line in prompt_of(told, 1000, 100, 1000)
+    first = context(desk, Journal(experiments=tuple(tries[:1])))
+    assert (first.line, first.parent_commit) == ("", base)
