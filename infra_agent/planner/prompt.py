@@ -66,12 +66,12 @@ def opening(context: Context, room: int, window: int, tools: str = "") -> list[d
         raise TooLarge(f"its instructions and the target's description alone take {fixed} tokens of {max(room, 0)}")
     for_journal = min(JOURNAL_TOKENS, int(left * JOURNAL_SHARE))
     for_lessons = min(LESSONS_TOKENS, int(left * LESSONS_SHARE))
-    text = campaign(context, for_journal, min(DIGEST_TOKENS, left - for_journal - for_lessons), for_lessons)
+    text = campaign(context, for_journal, for_lessons, min(DIGEST_TOKENS, left - for_journal - for_lessons))
     total = count_tokens(system) + count_tokens(size) + count_tokens(text)
     return [{"role": "system", "content": system}, {"role": "user", "content": size.format(total) + text}]
 
 
-def campaign(context: Context, journal_tokens: int, digest_tokens: int, lessons_tokens: int = LESSONS_TOKENS) -> str:
+def campaign(context: Context, journal_tokens: int, lessons_tokens: int, digest_tokens: int) -> str:
     """The campaign as text: target, objective, knobs, probes, levers, journal and the latest signals, as they were
     when this step began."""
     spec, past = context.spec, context.journal.before_step()
