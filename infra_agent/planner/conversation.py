@@ -88,10 +88,10 @@ class Conversation:
         """The request that this step began with if it was asked in this manner. Raises TooLarge."""
         return self._bare().request(model, manner)
 
-    def shows(self, signature: str) -> bool:
-        """Whether this very call was answered and its answer still stands in what is sent."""
+    def answers(self, signature: str) -> set[str]:
+        """What this very call was answered, as far as that still stands in what is sent."""
         pairs = (pair for turn in self.turns[self._left_out :] for pair in zip(turn.calls, turn.results, strict=True))
-        return any(call.signature == signature and result not in NOT_DONE for call, result in pairs)
+        return {result for call, result in pairs if call.signature == signature and result not in NOT_DONE}
 
     def _bare(self) -> Conversation:
         bare = Conversation(self._context, self._tools, self._secret)

@@ -113,24 +113,23 @@ class LlmPlanner:
         said: set[str] = set()
         for number in sorted(range(len(calls)), key=lambda n: calls[n].function.name not in ENDS):
             call = calls[number]
+            before = talk.answers(call.signature)
             if number >= MAX_CALLS:
                 results[number] = TOO_MANY
             elif asks and call.function.name in ENDS:
                 results[number] = WAIT
-            elif call.signature in said or talk.shows(call.signature):
+            elif call.signature in said or (before and call.function.name == "investigate"):
                 results[number] = prompt("repeated")
                 repeated += 1
             else:
                 said.add(call.signature)
-                try:
-                    outcome = toolbox.call(call.function.name, call.function.text)
-                except ToolRefused as error:
-                    outcome = f"Refused: {neutral(str(error))}"
-                else:
-                    done += 1
+                outcome, is_done = _outcome(toolbox, call)
                 if not isinstance(outcome, str):
                     return outcome
-                results[number] = outcome
+                is_old = outcome in before  # a call made again may also have something new to tell
+                results[number] = prompt("repeated") if is_old else outcome
+                repeated += is_old
+                done += is_done and not is_old
         answers = [results[number] for number in range(len(calls))]
         if done:
             faults.clear()
@@ -252,6 +251,14 @@ class LlmPlanner:
             f"the model {self._model} {judgement}: {what[:400]}. "
             "Try another model (INFRA_AGENT_MODEL) or --planner search."
         )
+
+
+def _outcome(toolbox: Toolbox, call: Call) -> tuple[str | Action, bool]:
+    """What a call gives, and whether it was carried out."""
+    try:
+        return toolbox.call(call.function.name, call.function.text), True
+    except ToolRefused as error:
+        return f"Refused: {neutral(str(error))}", False
 
 
 def _remark(trouble: Trouble, manner: Manner) -> str:

@@ -71,9 +71,12 @@ def settings(
 
 
 def make_planner(
-    endpoint: ScriptedEndpoint | str, calls: CallsInMemory | None = None, patience: Patience = QUICK
+    endpoint: ScriptedEndpoint | str,
+    calls: CallsInMemory | None = None,
+    patience: Patience = QUICK,
+    context: int | None = None,
 ) -> LlmPlanner:
-    return LlmPlanner(settings(endpoint), calls or CallsInMemory("c1"), patience)
+    return LlmPlanner(settings(endpoint, context=context), calls or CallsInMemory("c1"), patience)
 
 
 def proposal(**more: object) -> tuple[str, dict[str, object]]:
