@@ -14,6 +14,7 @@ from feedback.observations import RuntimeEvent, Scalar
 from feedback.readers.run import read
 from infra_agent import ending, host, lessons, loop, report
 from infra_agent.bench import Site
+from infra_agent.budgets import StoredSpending, check_accelerators, raised, with_running_time
 from infra_agent.catalogue import check_needs, find_script, find_target
 from infra_agent.dialogue import Dialogue
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
@@ -68,6 +69,7 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
             f"{target.name} declares no knobs, so a search has nothing to try: add [[knobs]] and a [launch_file] to "
             f"{directory / FILE_NAME}, or plan with --planner script:FILE or --planner llm"
         )
+    check_accelerators(spec.budget, target)
     script = scripted_proposals(planner, target)
     build_planner(spec, settings, script)  # one that can't be built is wrong use, before anything is stored
     campaign_id = new_id("cmp")
@@ -142,13 +144,24 @@ def run(settings: Settings, campaign_id: str, watch: Watch, say: Say, planner: P
         return Ran(done, desk.journal(), ended_by)
 
 
-def extend(settings: Settings, campaign_id: str, experiments: int | None, minutes: float | None) -> Campaign:
+def extend(
+    settings: Settings,
+    campaign_id: str,
+    experiments: int | None = None,
+    minutes: float | None = None,
+    tokens: int | None = None,
+    dollars: float | None = None,
+    accelerator_s: float | None = None,
+) -> Campaign:
     """Raise a campaign's budget before it is resumed; the limits are totals, not additions.
 
     Raises WrongUse for a total that is lower than before or spent already, for a campaign that failed, while one is
     run, and for a planner that can't be built any more; then the campaign stays as it was.
     """
-    given = {"experiments": experiments, "minutes": minutes}
+    given = {
+        "experiments": experiments, "minutes": minutes, "tokens": tokens, "dollars": dollars,
+        "accelerator_s": accelerator_s,
+    }  # fmt: skip
     with open_store(settings.database_url) as store, ExitStack() as stack:
         with store.transaction(read_only=True) as ledger:
             found = ledger.campaign(campaign_id)
@@ -157,14 +170,17 @@ def extend(settings: Settings, campaign_id: str, experiments: int | None, minute
         stack.enter_context(campaign_lock(campaign_directory(settings, found.id), found.id))
         with store.transaction(read_only=True) as ledger:  # again, now that nobody changes it
             found = ledger.campaign(found.id)
-            changes = Journal(experiments=ledger.experiments(found.id)).number_of_changes
+            journal, used = Journal(experiments=ledger.experiments(found.id)), ledger.model_use(found.id)
+        changes = journal.number_of_changes
         ending.refuse_failed(found)
         least = max(found.spec.budget.experiments, changes + (found.state is CampaignState.COMPLETE))
         if experiments is not None and experiments < least:
             raise WrongUse(f"--experiments is a total: {changes} were made, so give at least {least}")
         if minutes is not None and minutes * 60 <= found.elapsed_s:
             raise WrongUse(f"--minutes is a total: {found.elapsed_s / 60:.1f} are used, so give more")
-        budget = found.spec.budget.model_copy(update={k: v for k, v in given.items() if v is not None})
+        target = parse_target(found.target_toml, f"{found.spec.target}/{FILE_NAME}")
+        journal = with_running_time(journal, campaign_directory(settings, found.id) / "runs")
+        budget = raised(found.spec.budget, given, target, used, journal)
         spec = found.spec.model_copy(update={"budget": budget})
         build_planner(spec, settings, found.script)
         found = ending.reopened(found).model_copy(update={"spec": spec})
@@ -190,7 +206,8 @@ def make_desk(settings: Settings, campaign: Campaign, store: Store, watch: Watch
     if campaign.spec.planner == "external":  # nobody tells it anything now, but a kill may have cut something off
         planner: Planner = ExternalPlanner((), Dialogue(store, campaign.id))
     else:
-        planner = build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id), note)
+        book = StoredSpending(store, campaign.id)
+        planner = build_planner(campaign.spec, settings, campaign.script, StoredCalls(store, campaign.id), note, book)
     return Desk(
         campaign=campaign,
         store=store,
@@ -337,21 +354,21 @@ def result(settings: Settings, campaign_id: str) -> report.Report:
     found, journal = campaign(settings, campaign_id)
     spec = parse_target(found.target_toml, f"{found.spec.target}/target.toml")
     with open_store(settings.database_url) as store, store.transaction(read_only=True) as ledger:
-        noise = _noise(ledger.noise_units, found.host_fingerprint, spec)
+        noise, models = _noise(ledger.noise_units, found.host_fingerprint, spec), ledger.model_use(found.id)
         calls = [report.CallUse(*use) for use in ledger.call_uses(found.id)]
     cores = len(host.cpus())
+    journal = with_running_time(journal, campaign_directory(settings, found.id) / "runs")
+    known = report.Result(noise=noise, cores=cores, calls=calls, models=models)
     base, best = found.base_commit, journal.best_commit(found.base_commit)
     repository = Repository(campaign_directory(settings, found.id) / "repo")
     try:
         patch = repository.diff(base, best) if best != base else ""
         before, after = (_knobs_of(repository, commit, spec) for commit in (base, best))
     except RepositoryLost as error:
-        return _without_repository(
-            report.build(found, spec, journal, report.Result(noise=noise, cores=cores, calls=calls)), str(error)
-        )
+        return _without_repository(report.build(found, spec, journal, known), str(error))
     except SandboxError as error:
         raise PlatformFailed(str(error)) from error
-    return report.build(found, spec, journal, report.Result(patch, before, after, noise, cores, calls))
+    return report.build(found, spec, journal, known._replace(patch=patch, before=before, after=after))
 
 
 def against(settings: Settings, campaign_id: str, other_id: str) -> report.Versus:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Literal
@@ -130,6 +131,8 @@ class Experiment(Record):
     finished_at: datetime | None = None
     sandbox_s: float = 0.0
     """Wall time spent in sandboxed work."""
+    lost_s: float = 0.0
+    """Wall time of earlier attempts that were killed; counted only where the target needs accelerators."""
     model_s: float = 0.0
     """Wall time that the planner took before this experiment: nearly all of it is its model's."""
 
@@ -160,11 +163,11 @@ class Budget(Record):
 
     experiments: int = Field(default=20, ge=1, le=10_000)
     minutes: float | None = Field(default=None, gt=0, le=1_000_000)
-    tokens: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=1, le=10**12)
     """Of models: prompts and completions together."""
-    dollars: float | None = Field(default=None, gt=0)
+    dollars: float | None = Field(default=None, ge=1e-9, le=1e6, allow_inf_nan=False)
     """For models, by the price table."""
-    accelerator_s: float | None = Field(default=None, gt=0)
+    accelerator_s: float | None = Field(default=None, gt=0, le=1e12, allow_inf_nan=False)
     """Sandboxed time multiplied with the accelerators that the target needs."""
 
 
@@ -260,6 +263,87 @@ class ModelCall(Record):
     completion_tokens: int = 0
     duration_s: float = 0.0
     created_at: datetime = Field(default_factory=now)
+
+
+NANODOLLARS = 1_000_000_000
+"""In a dollar. Costs are whole nanodollars, rounded up, so that sums are exact and never too small."""
+
+
+class Reservation(Record):
+    """What one request to a model may cost, stored before it goes out; later, what it did cost.
+
+    `prompt_tokens`, `cached_tokens`, `completion_tokens` and `nanodollars` are what counts against the budgets now: the
+    estimate from above while it is open, the endpoint's own count once it is settled, nothing once it is released.
+    """
+
+    id: int = 0
+    """Given by the store."""
+    campaign_id: str
+    request_hash: str
+    """That of the model call, if the answer was recorded; a request that was tried again has several reservations."""
+    model: str
+    state: Literal["open", "settled", "released"] = "open"
+    """Open: it is under way, or its answer was lost. Released: the endpoint never took it, or refused it."""
+    reserved_prompt_tokens: int
+    reserved_completion_tokens: int
+    prompt_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt, those that the endpoint had cached."""
+    completion_tokens: int
+    nanodollars: int | None = None
+    """None where no price is known."""
+    is_estimated: bool = True
+    """Whether the tokens are ours: the endpoint has not counted them."""
+    created_at: datetime = Field(default_factory=now)
+
+
+class ModelUse(Record):
+    """What the calls of a campaign's models add up to, lost ones and those under way with their reservation."""
+
+    n_calls: int = 0
+    """Requests that an endpoint took, or may have taken."""
+    n_open: int = 0
+    """Of these, those without an answer."""
+    n_estimated: int = 0
+    """Those whose tokens no endpoint has counted, the open ones included."""
+    n_unpriced: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    estimated_tokens: int = 0
+    """Prompt and completion tokens of the estimated calls."""
+    unpriced_prompt_tokens: int = 0
+    unpriced_completion_tokens: int = 0
+    nanodollars: int = 0
+    """Of the calls that have a price."""
+
+    @property
+    def tokens(self) -> int:
+        """Prompts and completions together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def dollars(self) -> float:
+        """Of the calls that have a price."""
+        return self.nanodollars / NANODOLLARS
+
+    @classmethod
+    def total(cls, reservations: Iterable[Reservation]) -> ModelUse:
+        """The sum over reservations of any state."""
+        counted = [r for r in reservations if r.state != "released"]
+        estimated = [r for r in counted if r.is_estimated]
+        unpriced = [r for r in counted if r.nanodollars is None]
+        return cls(
+            n_calls=len(counted), n_open=sum(r.state == "open" for r in counted), n_estimated=len(estimated),
+            n_unpriced=len(unpriced),
+            prompt_tokens=sum(r.prompt_tokens for r in counted),
+            cached_tokens=sum(r.cached_tokens for r in counted),
+            completion_tokens=sum(r.completion_tokens for r in counted),
+            estimated_tokens=sum(r.prompt_tokens + r.completion_tokens for r in estimated),
+            unpriced_prompt_tokens=sum(r.prompt_tokens for r in unpriced),
+            unpriced_completion_tokens=sum(r.completion_tokens for r in unpriced),
+            nanodollars=sum(r.nanodollars or 0 for r in counted),
+        )  # fmt: skip
 
 
 class NoiseUnits(Record):

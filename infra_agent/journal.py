@@ -61,6 +61,11 @@ class Journal(Record):
         return sum(e.role == "change" for e in self.experiments)
 
     @property
+    def sandbox_s(self) -> float:
+        """Wall time of all sandboxed work so far, and of attempts that were killed as far as that is kept."""
+        return sum(e.sandbox_s + e.lost_s for e in self.experiments)
+
+    @property
     def step_investigations(self) -> tuple[Experiment, ...]:
         """The finished investigations since the last change, in order: what the planner asked in this step."""
         last = max((e.number for e in self.experiments if e.role == "change"), default=-1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from feedback.ranking import rank
 from feedback.signals import Signal
 from infra_agent import experiment as experiments
 from infra_agent import host, lessons, policy
+from infra_agent.budgets import with_running_time
 from infra_agent.domain import (
     Campaign,
     Change,
@@ -35,7 +37,8 @@ from infra_agent.launch import read_knobs
 from infra_agent.layers import MAX_LAYERS, without
 from infra_agent.lessons import Lesson
 from infra_agent.noise import noise_units
-from infra_agent.planner import Context, Investigate, Planner, Propose, Stop, TimeUp, Waiting
+from infra_agent.planner import BudgetSpent, Context, Investigate, Planner, Propose, Stop, Waiting
+from infra_agent.pulse import beating, pulse_file
 from infra_agent.store import ArtefactFiles, Store, new_id
 from sandboxes.workspace import WorkspaceError
 
@@ -93,8 +96,10 @@ def run_campaign(desk: Desk) -> Ended:
     Raises ModelUnavailable, BaselineFailed, SandboxError and StoreUnavailable. After any of them the campaign can be
     resumed, unless its very first baseline failed.
     """
-    base = desk.campaign.base_commit
-    journal = desk.journal()
+    spec, base, accelerators = desk.campaign.spec, desk.campaign.base_commit, desk.lab.spec.accelerators
+    journal = _with_lost_time(desk, desk.journal())
+    if journal.unfinished and policy.is_out_of_accelerators(journal, spec, accelerators):
+        return Ended(BUDGET, policy.stop_reason(journal, spec, desk.elapsed_s(), accelerators) or "")
     for cut_off in journal.unfinished:
         journal = _conduct(desk, journal, cut_off)
     if not journal.finished:
@@ -106,22 +111,35 @@ def run_campaign(desk: Desk) -> Ended:
     return went
 
 
+def _with_lost_time(desk: Desk, journal: Journal) -> Journal:
+    """The journal with what killed attempts took of accelerators, as far as that was not counted yet."""
+    counted = with_running_time(journal, desk.lab.runs)
+    for cut_off in counted.unfinished:
+        if cut_off not in journal.experiments:
+            with desk.store.transaction() as ledger:
+                ledger.update_experiment(cut_off)
+            pulse_file(desk.lab.runs, cut_off.id).unlink()
+    return counted
+
+
 def step(desk: Desk, journal: Journal) -> Journal | Ended:
     """One turn of the loop: choose a parent, ask the planner, carry out what it asks for; the journal with the
     outcome, or why there is none."""
-    spec = desk.campaign.spec
-    if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):
+    spec, accelerators = desk.campaign.spec, desk.lab.spec.accelerators
+    if reason := policy.stop_reason(journal, spec, desk.elapsed_s(), accelerators):
         return Ended(BUDGET, reason)
     asked_s = time.monotonic()
     try:
         action = desk.planner.next_action(context(desk, journal))
-    except TimeUp:
-        return Ended(BUDGET, f"the budget of {policy.minutes(spec)} ended while the planner was at work")
+    except BudgetSpent as spent:
+        ended = f"the budget of {policy.minutes(spec)} ended while the planner was at work"
+        return Ended(BUDGET, str(spent) or ended)
     except Waiting as waiting:
         return Ended(WAITING, str(waiting))
     if isinstance(action, Stop):
         return Ended(PLANNER, action.reason)
-    if reason := policy.stop_reason(journal, spec, desk.elapsed_s()):  # a model may think for minutes
+    # A model may think for minutes.
+    if reason := policy.stop_reason(journal, spec, desk.elapsed_s(), accelerators):
         return Ended(BUDGET, reason)
     thought_s = time.monotonic() - asked_s
     parent, best = _parent(desk, journal), journal.best_commit(desk.campaign.base_commit)
@@ -231,7 +249,9 @@ def _conduct(desk: Desk, journal: Journal, experiment: Experiment) -> Journal:
             ledger.add_experiment(running)
         event = ledger.add_event(desk.campaign.id, "experiment_started", _beginning(running))
     desk.on_event(event)
-    outcome = _measured(desk, running, journal)
+    pulse = pulse_file(desk.lab.runs, running.id)
+    with beating(pulse) if desk.lab.spec.accelerators else nullcontext():
+        outcome = _measured(desk, running, journal.updated(running))
     finished = running.model_copy(
         update={
             **{name: getattr(outcome, name) for name in Outcome.model_fields if name in Experiment.model_fields},
@@ -252,6 +272,7 @@ def _conduct(desk: Desk, journal: Journal, experiment: Experiment) -> Journal:
         event = ledger.add_event(desk.campaign.id, "experiment_finished", _ending(finished, outcome))
         # As a resume will read it: the planner must be shown the same then, to find the answers that it paid for.
         stored = ledger.experiment(finished.id)
+    pulse.unlink(missing_ok=True)
     desk.on_event(event)
     return journal.updated(stored)
 
@@ -274,7 +295,9 @@ def _ending(experiment: Experiment, outcome: Outcome) -> dict[str, object]:
 
 def _measured(desk: Desk, experiment: Experiment, journal: Journal) -> Outcome:
     """Conduct an experiment by its role, within its part of the time that is left."""
-    left = policy.seconds_left(desk.campaign.spec, desk.elapsed_s())
+    spec, accelerators = desk.campaign.spec, desk.lab.spec.accelerators
+    left = policy.measuring_s(journal, spec, desk.elapsed_s(), accelerators)
+    before_conclusion = policy.measuring_s(journal, spec, desk.elapsed_s(), accelerators, concludes=False)
     baseline, candidate = experiment.parent_commit, experiment.commit or experiment.parent_commit
     match experiment.role:
         case "change":
@@ -282,20 +305,19 @@ def _measured(desk: Desk, experiment: Experiment, journal: Journal) -> Outcome:
                 return seen
             original = next((e for e in journal.finished if e.role == "baseline"), None)
             lab = desk.lab.with_reference(original)
-            return experiments.conduct(_until(lab, left, policy.conclusion_s(journal, desk.campaign.spec)), experiment)
+            return experiments.conduct(_until(lab, before_conclusion), experiment)
         case "investigation":
-            reserve = policy.conclusion_s(journal, desk.campaign.spec)
-            return experiments.investigate(_until(desk.lab, left, reserve), experiment)
+            return experiments.investigate(_until(desk.lab, before_conclusion), experiment)
         case "baseline":
-            lab = _until(desk.lab, left, 0).within(BASELINE_SHARE)
+            lab = _until(desk.lab, left).within(BASELINE_SHARE)
             return experiments.compare(lab, experiment, baseline, candidate, BASELINE_PAIRS)
         case "final" | "control" | "layer":
-            return experiments.compare(_until(desk.lab, left, 0), experiment, baseline, candidate)
+            return experiments.compare(_until(desk.lab, left), experiment, baseline, candidate)
 
 
-def _until(lab: Lab, left_s: float | None, reserve_s: float) -> Lab:
-    """The lab with a deadline when `left_s` seconds less a reserve are over."""
-    return lab if left_s is None else lab._replace(deadline_s=time.monotonic() + max(0.0, left_s - reserve_s))
+def _until(lab: Lab, left_s: float | None) -> Lab:
+    """The lab with a deadline when `left_s` seconds are over."""
+    return lab if left_s is None else lab._replace(deadline_s=time.monotonic() + left_s)
 
 
 def _seen_before(journal: Journal, experiment: Experiment) -> Outcome | None:
@@ -317,12 +339,21 @@ def _conclude(desk: Desk, journal: Journal) -> None:
     for role, claim, against in own:
         if trees.tree(against) == trees.tree(best) or (role, against, best) in done:
             continue
-        left = policy.seconds_left(desk.campaign.spec, desk.elapsed_s())
-        if left is not None and left <= 0:
-            desk.tell("skipped", what=claim, reason="the time budget is used up")
+        spec, accelerators = desk.campaign.spec, desk.lab.spec.accelerators
+        if policy.measuring_s(journal, spec, desk.elapsed_s(), accelerators) == 0:
+            desk.tell("skipped", what=claim, reason=_spent(desk, journal))
             continue
         journal = _own(desk, journal, role, claim, against, best)
     _take_apart(desk, journal, base, best)
+
+
+def _spent(desk: Desk, journal: Journal) -> str:
+    """Which budget has no more room for a measurement: the one that leaves less."""
+    spec, accelerators = desk.campaign.spec, desk.lab.spec.accelerators
+    time_left = policy.seconds_left(spec, desk.elapsed_s())
+    sandbox_left = policy.sandbox_seconds_left(journal, spec, accelerators)
+    is_time = sandbox_left is None or (time_left is not None and time_left < sandbox_left)
+    return f"{'the time budget' if is_time else 'the budget of accelerator-seconds'} is used up"
 
 
 def _take_apart(desk: Desk, journal: Journal, base: str, best: str) -> None:
@@ -337,9 +368,9 @@ def _take_apart(desk: Desk, journal: Journal, base: str, best: str) -> None:
             why = "a later change needs it" if rest is None else "nothing of it is left in the result"
             desk.tell("skipped", what=f"the share of {name}", reason=why)
             continue
-        left = policy.seconds_left(desk.campaign.spec, desk.elapsed_s())
+        left = policy.measuring_s(journal, desk.campaign.spec, desk.elapsed_s(), desk.lab.spec.accelerators)
         if left is not None and left < policy.expected_cost_s(journal) / 2:
-            desk.tell("skipped", what=f"the share of {name}", reason="the time budget is used up")
+            desk.tell("skipped", what=f"the share of {name}", reason=_spent(desk, journal))
             continue
         journal = _own(desk, journal, "layer", name, rest, best)
 

@@ -48,16 +48,57 @@ def second_best(journal: Journal, base_commit: str, planner: str) -> Experiment 
     return max(open_ones)[2] if open_ones else None
 
 
-def stop_reason(journal: Journal, spec: CampaignSpec, elapsed_s: float) -> str | None:
-    """Why no further change may be measured, or None. Never starts what the time left surely can't finish."""
+def stop_reason(journal: Journal, spec: CampaignSpec, elapsed_s: float, accelerators: int = 0) -> str | None:
+    """Why no further change may be measured, or None. Never starts what the time left surely can't finish.
+    `accelerators` are those that the target needs."""
     if journal.number_of_changes >= spec.budget.experiments:
         return f"the budget of {spec.budget.experiments} experiments is used up"
-    if (left := seconds_left(spec, elapsed_s)) is None:
+    if (left := seconds_left(spec, elapsed_s)) is not None:
+        needed = conclusion_s(journal, spec) + expected_cost_s(journal) / 2
+        if left < needed and journal.number_of_changes:
+            return f"the budget of {minutes(spec)} is nearly used up ({left:.0f} s left)"
+        if left <= 0:
+            return "the time budget is used up"
+    if (left := sandbox_seconds_left(journal, spec, accelerators)) is not None:
+        needed = sandbox_conclusion_s(journal) + expected_cost_s(journal)
+        if left <= 0 or (left < needed and journal.number_of_changes):
+            return (
+                f"the budget of {spec.budget.accelerator_s:g} accelerator-seconds is used up "
+                f"({accelerators * journal.sandbox_s:.0f} used, the next change and the conclusion may take "
+                f"{accelerators * needed:.0f})"
+            )
+    return None
+
+
+def sandbox_seconds_left(journal: Journal, spec: CampaignSpec, accelerators: int) -> float | None:
+    """Sandboxed wall time that the budget of accelerator-seconds still allows, or None without one."""
+    if spec.budget.accelerator_s is None or accelerators == 0:
         return None
-    needed = conclusion_s(journal, spec) + expected_cost_s(journal) / 2
-    if left < needed and journal.number_of_changes:
-        return f"the budget of {minutes(spec)} is nearly used up ({left:.0f} s left)"
-    return "the time budget is used up" if left <= 0 else None
+    return spec.budget.accelerator_s / accelerators - journal.sandbox_s
+
+
+def is_out_of_accelerators(journal: Journal, spec: CampaignSpec, accelerators: int) -> bool:
+    """Whether nothing is left of the budget of accelerator-seconds."""
+    left = sandbox_seconds_left(journal, spec, accelerators)
+    return left is not None and left <= 0
+
+
+def measuring_s(
+    journal: Journal, spec: CampaignSpec, elapsed_s: float, accelerators: int, concludes: bool = True
+) -> float | None:
+    """Wall time that the next measurement may take, or None without a limit: what the budgets of time and of
+    accelerator-seconds leave, without what the conclusion needs unless it `concludes`."""
+    time_left, sandbox_left = seconds_left(spec, elapsed_s), sandbox_seconds_left(journal, spec, accelerators)
+    if not concludes:
+        time_left = None if time_left is None else time_left - conclusion_s(journal, spec)
+        sandbox_left = None if sandbox_left is None else sandbox_left - sandbox_conclusion_s(journal)
+    limits = [left for left in (time_left, sandbox_left) if left is not None]
+    return max(0.0, min(limits)) if limits else None
+
+
+def sandbox_conclusion_s(journal: Journal) -> float:
+    """Sandboxed time to keep back for the conclusion: what the baseline took against itself."""
+    return max((e.sandbox_s for e in journal.finished if e.role == "baseline"), default=0.0)
 
 
 def minutes(spec: CampaignSpec) -> str:

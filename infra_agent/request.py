@@ -18,9 +18,16 @@ def request(
     experiments: int | None = None,
     minutes: float | None = None,
     seed: int | None = None,
+    tokens: int | None = None,
+    dollars: float | None = None,
+    accelerator_s: float | None = None,
 ) -> CampaignSpec:
     """A campaign on a target; None means the default. Raises WrongUse, TargetInvalid."""
-    budget = {name: v for name, v in {"experiments": experiments, "minutes": minutes}.items() if v is not None}
+    limits = {
+        "experiments": experiments, "minutes": minutes, "tokens": tokens, "dollars": dollars,
+        "accelerator_s": accelerator_s,
+    }  # fmt: skip
+    budget = {name: v for name, v in limits.items() if v is not None}
     given = {"planner": planner or default_planner(settings, target), "seed": seed or 0}
     try:
         return CampaignSpec.model_validate({"target": target, "budget": Budget.model_validate(budget), **given})

@@ -29,6 +29,8 @@ class Settings(BaseModel):
     """OpenAI-compatible endpoint; empty means the `openai` package's default."""
     model_context: int = Field(default=128_000, ge=2_048, le=100_000_000, alias="INFRA_AGENT_MODEL_CONTEXT")
     """Tokens that a request and its answer may have together."""
+    prices: str = Field(default="", alias="INFRA_AGENT_PRICES")
+    """A price table of models that wins over the shipped one; empty means only that one."""
 
     @property
     def has_model(self) -> bool:

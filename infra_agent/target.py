@@ -23,6 +23,7 @@ from infra_agent.errors import TargetInvalid
 from infra_agent.fields import (
     Command,
     EnvironmentName,
+    Few,
     InsidePath,
     LeverFamily,
     Name,
@@ -156,6 +157,8 @@ class TargetSpec(Record):
     packages: tuple[Package, ...] = ()
     needs: tuple[Text, ...] = ()
     """Programs that must be on the PATH, such as cc and make."""
+    accelerators: Few = 0
+    """How many GPUs or the like its sandboxed work keeps busy; for budgets in accelerator-seconds."""
     env: dict[EnvironmentName, str] = {}
     server: Server | None = None
     limits: Limits = Limits()

@@ -82,6 +82,17 @@ def run(
         float | None,
         typer.Option(min=0.1, max=1_000_000, help="Wall time at most; a total when resuming. Default: no limit."),
     ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of models at most, prompts and answers; a total when resuming.")
+    ] = None,
+    dollars: Annotated[
+        float | None,
+        typer.Option(min=1e-6, max=1e6, help="Dollars for models at most, by the price table; a total when resuming."),
+    ] = None,
+    accelerator_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.1, max=1e12, help="Sandboxed time x the target's accelerators; a total when resuming."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Orders what nothing else orders in a search.")] = None,
     resume: Annotated[str | None, typer.Option(metavar="CAMPAIGN", help="Continue a campaign.")] = None,
     as_json: Json = False,
@@ -90,12 +101,16 @@ def run(
     settings = load_settings()
     if resume is not None:
         if target is not None or planner is not None or seed is not None:
-            raise WrongUse("--resume takes only --experiments and --minutes; the rest was fixed at the start")
-        campaign = commands.extend(settings, resume, experiments, minutes)
+            raise WrongUse(
+                "--resume takes only --experiments, --minutes, --tokens, --dollars and --accelerator-seconds; "
+                "the rest was fixed at the start"
+            )
+        campaign = commands.extend(settings, resume, experiments, minutes, tokens, dollars, accelerator_seconds)
     elif target is None:
         raise WrongUse("give a TARGET, or --resume CAMPAIGN; shipped targets are: " + overview.shipped_names())
     else:
-        spec = request(settings, target, planner, experiments, minutes, seed)
+        limits = (tokens, dollars, accelerator_seconds)
+        spec = request(settings, target, planner, experiments, minutes, seed, *limits)
         campaign = commands.start(settings, spec)
     ran = _run(settings, campaign)
     _print_report(commands.result(settings, campaign.id), as_json)

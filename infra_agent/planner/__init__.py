@@ -89,8 +89,13 @@ class Stop(Record):
 Action = Investigate | Propose | Stop
 
 
-class TimeUp(Exception):
-    """The campaign's time budget ended while the planner was at work; the campaign ends, and nothing failed."""
+class BudgetSpent(Exception):
+    """A budget of the campaign ended while the planner was at work; the campaign ends, and nothing failed. The message
+    is the reason, and begins with `the budget of`."""
+
+
+class TimeUp(BudgetSpent):
+    """It was the time budget. Whoever raises it knows a moment and not the budget, so there is no message."""
 
 
 class Waiting(Exception):
@@ -101,4 +106,5 @@ class Planner(Protocol):
     """Chooses the next action. The same context yields the same action, so that a resume repeats nothing."""
 
     def next_action(self, context: Context) -> Action:
-        """What to do next. Raises ModelUnavailable when a model is needed and can't be reached, TimeUp and Waiting."""
+        """What to do next. Raises ModelUnavailable when a model is needed and can't be reached, BudgetSpent and
+        Waiting."""

@@ -16,6 +16,7 @@ from infra_agent.planner.external import ExternalPlanner
 from infra_agent.planner.portfolio import PortfolioPlanner
 from infra_agent.planner.scripted import ScriptedPlanner, read_script
 from infra_agent.planner.search import SearchPlanner
+from infra_agent.planner.spending import BookInMemory, Purse, SpendingBook
 from infra_agent.settings import Settings
 from infra_agent.target import TargetSpec
 
@@ -31,6 +32,8 @@ class Material(NamedTuple):
     script: tuple[Proposal, ...]
     say: Callable[[str], None]
     """Told what a person should know of how a model's endpoint is used."""
+    book: SpendingBook
+    """Where what the calls cost is kept."""
 
 
 def scripted_proposals(planner: str, target: TargetSpec) -> tuple[Proposal, ...]:
@@ -46,17 +49,20 @@ def build_planner(
     script: tuple[Proposal, ...] = (),
     calls: ModelJournal | None = None,
     say: Callable[[str], None] = lambda _: None,
+    book: SpendingBook | None = None,
 ) -> Planner:
     """The planner that `spec` names. `script` is what `scripted_proposals` gave at the start of the campaign;
-    `calls` is where model calls are journalled, None if nothing will be planned; `say` is told what a person should
-    know of a model's endpoint. Contacts no endpoint.
+    `calls` is where model calls are journalled and `book` where their cost is, None if nothing will be planned; `say`
+    is told what a person should know of a model's endpoint. Contacts no endpoint.
 
-    Raises WrongUse for an unknown kind, a campaign without its script and a model that is not configured.
+    Raises WrongUse for an unknown kind, a campaign without its script, a model that is not configured, and a budget in
+    dollars with a model whose price is not known.
     """
     kind = spec.planner.partition(":")[0]
     if reason := planner_refusal(spec.planner):
         raise WrongUse(reason)
-    return KINDS[kind](spec, Material(settings, CallsInMemory() if calls is None else calls, script, say))
+    calls, book = CallsInMemory() if calls is None else calls, BookInMemory() if book is None else book
+    return KINDS[kind](spec, Material(settings, calls, script, say, book))
 
 
 def _search(spec: CampaignSpec, material: Material) -> Planner:
@@ -91,7 +97,8 @@ def _llm(spec: CampaignSpec, material: Material) -> Planner:
     # Importing the model's client takes longer than most commands; only this planner pays for it.
     from infra_agent.planner.llm import LlmPlanner
 
-    return LlmPlanner(settings, material.calls, say=material.say)
+    purse = Purse(settings, spec.budget, material.book, material.calls.campaign_id)
+    return LlmPlanner(settings, material.calls, say=material.say, purse=purse)
 
 
 def _random(spec: CampaignSpec, material: Material) -> Planner:

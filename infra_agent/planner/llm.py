@@ -16,16 +16,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from feedback.digest import count_tokens
-from infra_agent.domain import ModelCall
+from infra_agent.domain import Budget, ModelCall
 from infra_agent.errors import ModelUnavailable
 from infra_agent.planner import Action, Context
 from infra_agent.planner.answer import Answer, Call, Trouble, Usage, completion, read, refusal
 from infra_agent.planner.calls import ModelJournal, canonical, request_hash
 from infra_agent.planner.conversation import TOO_MANY, WAIT, Conversation, Turn
-from infra_agent.planner.endpoint import Endpoint, Patience
+from infra_agent.planner.endpoint import Patience
 from infra_agent.planner.fence import neutral, secrets
 from infra_agent.planner.manner import Manner, every, first, refused
+from infra_agent.planner.metered import MeteredEndpoint
 from infra_agent.planner.prompt import TooLarge, prompt
+from infra_agent.planner.spending import BookInMemory, Purse
 from infra_agent.planner.tools import Toolbox, ToolRefused
 from infra_agent.settings import Settings
 
@@ -51,8 +53,9 @@ class LlmPlanner:
     """Plans with the model that `settings` name.
 
     `next_action` raises ModelUnavailable when the endpoint can't be used, and when the model answers nonsense or
-    comes to no proposal within its turns; TimeUp when it has no answer within the context's time. `say` is told once
-    of whatever a person should know of how the endpoint is used.
+    comes to no proposal within its turns; TimeUp when it has no answer within the context's time, and BudgetSpent when
+    the purse does not hold what the next call may cost. `say` is told once of whatever a person should know of how the
+    endpoint is used.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class LlmPlanner:
         calls: ModelJournal,
         patience: Patience | None = None,
         say: Callable[[str], None] = lambda _: None,
+        purse: Purse | None = None,
     ) -> None:
         self._model = settings.model
         self._calls = calls
-        self._endpoint = Endpoint(settings, patience or Patience())
+        purse = purse or Purse(settings, Budget(), BookInMemory(), calls.campaign_id)
+        self._endpoint = MeteredEndpoint(settings, patience or Patience(), purse)
         self._secret = secrets(os.environ, settings.openai_api_key)
         self._window = settings.model_context
         self._manner = first(settings.model_context)

@@ -15,11 +15,12 @@ from feedback.rules.performance import gain_text
 from feedback.signals import Effect, Signal, as_gain, as_loss
 from feedback.verdict import VerdictKind
 from infra_agent import forecast
-from infra_agent.domain import Campaign, CampaignState, Change, Experiment, NoiseUnits
+from infra_agent.domain import Campaign, CampaignState, Change, Experiment, ModelUse, NoiseUnits
 from infra_agent.journal import Journal
 from infra_agent.planner.trials import Here
 from infra_agent.policy import SCREEN_ALPHA, is_spent
 from infra_agent.report import words
+from infra_agent.report.budgets import overdrawn, use_of
 from infra_agent.report.effort import CallUse, shares
 from infra_agent.report.facts import Comparison, Held, KnobChange, Layer, Noise, Report, Tried
 from infra_agent.report.learned import knob_effects
@@ -43,6 +44,8 @@ class Result(NamedTuple):
     """CPUs that values such as `cores` mean."""
     calls: Sequence[CallUse] = ()
     """What the models' calls took."""
+    models: ModelUse = ModelUse()
+    """What the campaign's model calls add up to."""
 
 
 def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result) -> Report:
@@ -56,6 +59,7 @@ def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result
     shown = [effect for effect in effects if effect is not None]
     noise = _noise(spec, judged, result.noise)
     changes = [e for e in journal.experiments if e.role == "change"]
+    used = use_of(campaign, spec, journal, result.models)
     facts = Report(
         campaign=campaign.id, target=campaign.target_name, directory=campaign.spec.target,
         planner=campaign.spec.planner, state=campaign.state,
@@ -63,14 +67,15 @@ def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result
         headline="", metric=spec.objective.metric, direction=spec.objective.direction,
         comparisons=comparisons, layers=_layers(journal), knobs=_knob_changes(spec, result),
         files=changed_files(result.patch),
-        tried=tried, held=_held(spec, journal), warnings=words.warnings(journal, baseline, noise),
+        tried=tried, held=_held(spec, journal),
+        warnings=(*words.warnings(journal, baseline, noise), *overdrawn(campaign.spec.budget, used)),
         shares=shares(campaign, spec, journal, result.calls),
         knob_effects=knob_effects(spec, journal, Here(journal.best_commit(base), dict(result.after)), result.cores),
         baseline=baseline, noise=noise, min_effect=as_gain(spec.objective.min_effect, spec.objective.direction),
         confidence=(min(e.confidence for e in shown), max(e.confidence for e in shown)) if shown else None,
         method=shown[-1].method if shown else "",
         error_budget=campaign.spec.error_budget, error_spent=sum(e.alpha for e in changes),
-        budget=campaign.spec.budget, n_changes=len(tried), n_accepted=len(journal.accepted),
+        budget=campaign.spec.budget, use=used, n_changes=len(tried), n_accepted=len(journal.accepted),
         n_in_result=len(journal.stack),
         created_at=campaign.created_at, elapsed_s=campaign.elapsed_s,
         sandbox_s=sum(e.sandbox_s for e in journal.experiments),

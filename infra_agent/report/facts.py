@@ -153,6 +153,34 @@ class KnobEffects(Record):
     knobs: tuple[KnobEffect, ...]
 
 
+class Use(Record):
+    """What a campaign has used of its budgets so far; the limits stand in `budget`."""
+
+    experiments: int
+    elapsed_s: float
+    model_calls: int
+    """Requests that an endpoint took, or may have taken."""
+    unanswered_calls: int
+    """Of these, those whose answer was lost or is under way: they count with what was reserved for them."""
+    estimated_calls: int
+    """Those whose tokens no endpoint has counted, the unanswered ones included."""
+    tokens: int
+    """Prompts and completions."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompts."""
+    completion_tokens: int
+    estimated_tokens: int
+    """Of all tokens, those that are our estimate, from above."""
+    dollars: float | None
+    """Of the calls whose price is known; None if there are calls and none has a price."""
+    unpriced_calls: int
+    accelerators: int
+    """That the target needs."""
+    accelerator_s: float
+    """Sandboxed time multiplied with them, attempts that were killed included."""
+
+
 class Report(Record):
     """A campaign's result, finished or not."""
 
@@ -191,6 +219,7 @@ class Report(Record):
     error_budget: float
     error_spent: float
     budget: Budget
+    use: Use
     n_changes: int
     n_accepted: int
     n_in_result: int

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from feedback.observations import Scalar
 from infra_agent import forecast
-from infra_agent.report import words
+from infra_agent.report import budgets, words
 from infra_agent.report.facts import Report, Tried
 
 PATCH_LINES = 40
@@ -202,7 +202,8 @@ def _measured(report: Report, width: int) -> Iterator[str]:
         f"Error budget: at most {100 * report.error_budget:g} % probability of any false accept in the whole "
         f"campaign; {100 * report.error_spent:.2g} % given to the changes so far.", width,
     )  # fmt: skip
-    yield from wrap(_used(report), width)
+    for used in filter(None, (_used(report), budgets.model_use(report), budgets.accelerator_use(report))):
+        yield from wrap(used, width)
 
 
 def _used(report: Report) -> str:

@@ -15,6 +15,7 @@ from infra_agent.catalogue import SHIPPED
 from infra_agent.domain import CampaignState
 from infra_agent.journal import Journal
 from infra_agent.report import units
+from infra_agent.report.budgets import raise_budget
 from infra_agent.report.facts import Comparison, Held, KnobEffect, Noise, PlannerShare, Report
 
 TELLING = 0.5
@@ -327,6 +328,8 @@ def _go_on(report: Report, resume: str) -> Sequence[str]:
         return ()
     if report.n_changes >= report.budget.experiments:
         return (f"{resume} --experiments {report.n_changes + MORE_EXPERIMENTS}  # search on",)
+    if (option := raise_budget(report)) is not None:
+        return (f"{resume} {option}  # search on",)
     if report.budget.minutes is not None:
         return (f"{resume} --minutes {2 * report.budget.minutes:g}  # search on",)
     return ()

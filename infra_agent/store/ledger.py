@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from feedback.observations import Measurement
 from feedback.signals import Signal
-from infra_agent.domain import Campaign, Event, Experiment, ModelCall, NoiseUnits, State, now
+from infra_agent.domain import Campaign, Event, Experiment, ModelCall, ModelUse, NoiseUnits, Reservation, State, now
 from infra_agent.errors import AlreadyRecorded, NotFound
 from infra_agent.lessons import Lesson
 from infra_agent.store import rows, tables
@@ -192,6 +192,35 @@ class Ledger:
         return tuple(
             (row["created_at"], row["prompt_tokens"] + row["completion_tokens"], row["duration_s"]) for row in found
         )
+
+    def add_reservation(self, reservation: Reservation) -> Reservation:
+        """Store what a request may cost, before it goes out; returns it with its id."""
+        key = self._write(
+            tables.model_reservation.insert(), reservation.model_dump(exclude={"id"})
+        ).inserted_primary_key
+        return reservation.model_copy(update={"id": key[0] if key else 0})
+
+    def close_reservation(self, reservation: Reservation) -> None:
+        """Store what a request did cost, once and for good.
+
+        Raises ValueError for an open one, AlreadyRecorded when the stored one is not open any more.
+        """
+        if reservation.state == "open":
+            raise ValueError("a reservation is closed by settling or releasing it")
+        table = tables.model_reservation
+        still_open = table.update().where(table.c.id == reservation.id, table.c.state == "open")
+        if not self._write(still_open, reservation.model_dump(exclude={"id"})).rowcount:
+            raise AlreadyRecorded(f"model reservation {reservation.id} is closed; what it cost never changes")
+
+    def reservations(self, campaign_id: str) -> tuple[Reservation, ...]:
+        """All reservations of a campaign in order."""
+        table = tables.model_reservation
+        query = select(table).where(table.c.campaign_id == campaign_id)
+        return tuple(Reservation.model_validate(row) for row in self._rows(query.order_by(table.c.id)))
+
+    def model_use(self, campaign_id: str) -> ModelUse:
+        """What a campaign's model calls add up to so far."""
+        return ModelUse.total(self.reservations(campaign_id))
 
     def add_noise_units(self, units: NoiseUnits) -> None:
         """Store A/A units. Storing the same record again (same place and `measured_at`) adds nothing."""

@@ -113,6 +113,7 @@ def read_experiment(row: Row, signals: Iterable[Signal]) -> Experiment:
     return Experiment.model_validate(
         {
             **fields,
+            "lost_s": fields["lost_s"] or 0.0,
             "proposal": proposal,
             "verdict": None if kind is None else {"kind": kind, "reasons": reasons, "commit": fields["commit"] or ""},
             "signals": tuple(signals),

@@ -138,6 +138,7 @@ experiment = Table(
     Column("confirmed", Boolean, nullable=False),
     Column("run_directory", String, nullable=False),
     Column("sandbox_s", Double, nullable=False),
+    Column("lost_s", Double),
     Column("model_s", Double, nullable=False),
     _time("created_at"),
     _time("started_at", nullable=True),
@@ -237,6 +238,25 @@ model_call = Table(
     Column("duration_s", Double, nullable=False),
     _time("created_at"),
     UniqueConstraint("campaign_id", "request_hash"),
+)
+
+model_reservation = Table(
+    "model_reservation",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    _owner("campaign"),
+    Column("request_hash", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("reserved_prompt_tokens", Integer, nullable=False),
+    Column("reserved_completion_tokens", Integer, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("completion_tokens", Integer, nullable=False),
+    Column("nanodollars", BigInteger),
+    Column("is_estimated", Boolean, nullable=False),
+    _time("created_at"),
+    Index(None, "campaign_id", "id"),
 )
 
 noise_unit = Table(

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, create_engine, inspect, text
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, MetaData, Table, create_engine, inspect, text
 
-from infra_agent.domain import Campaign, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
+from infra_agent.domain import Campaign, CampaignSpec, Change, Experiment, Hypothesis, ModelCall, Proposal, State
 from infra_agent.errors import StoreUnavailable
 from infra_agent.store import new_id, open_store
 from infra_agent.store.rows import campaign_row
@@ -33,7 +34,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "9999"
-down_revision = "0006"
+down_revision = "@HEAD@"
 
 
 def upgrade() -> None:
@@ -162,9 +163,10 @@ def populate(url: str) -> Campaign:
 
 def newer_version(tmp_path: Path, more: str = "") -> Path:
     """The migrations of a version that has one revision more."""
-    migrations = tmp_path / "migrations"
+    migrations, head = tmp_path / "migrations", ScriptDirectory(str(MIGRATIONS)).get_current_head()
+    assert head is not None
     shutil.copytree(MIGRATIONS, migrations, ignore=shutil.ignore_patterns("__pycache__"))
-    (migrations / "versions" / "9999_next.py").write_text(NEXT_REVISION + more)
+    (migrations / "versions" / "9999_next.py").write_text(NEXT_REVISION.replace("@HEAD@", head) + more)
     return migrations
 
 
@@ -206,6 +208,60 @@ def test_a_campaign_of_the_first_revision_is_read_as_one_without_a_script(url: s
     with open_store(url) as store, store.transaction() as ledger:
         assert ledger.campaigns() == (campaign,)
         assert campaign.script == ()
+
+
+def version(tmp_path: Path, last: str) -> Path:
+    """The migrations of the version whose newest revision was `last`."""
+    migrations, scripts = tmp_path / f"until-{last}", ScriptDirectory(str(MIGRATIONS))
+    shutil.copytree(MIGRATIONS, migrations, ignore=shutil.ignore_patterns("__pycache__"))
+    known = {script.revision for script in scripts.iterate_revisions(last, "base")}
+    for path in (migrations / "versions").glob("*.py"):
+        if path.name.partition("_")[0] not in known:
+            path.unlink()
+    return migrations
+
+
+def test_model_calls_of_before_count_with_their_tokens_and_at_no_price(url: str, tmp_path: Path) -> None:
+    before = ScriptDirectory(str(MIGRATIONS)).get_revision("0007").down_revision
+    assert isinstance(before, str)
+    open_store(url, migrations=version(tmp_path, before)).close()
+    campaign = campaign_of_a_test()
+    call = ModelCall(campaign_id=campaign.id, request_hash="h1", model="m", request="{}", response="{}")
+    told = call.model_copy(update={"request_hash": "h2", "prompt_tokens": 90, "completion_tokens": 8})
+    engine = _engine(url)
+    with engine.begin() as connection:
+        for name, rows in (
+            ("campaign", [campaign_row(campaign)]),
+            ("model_call", [call.model_dump(), told.model_dump()]),
+        ):
+            table = Table(name, MetaData(), autoload_with=connection)
+            typed = metadata.tables[name]
+            kept = [{c.name: row[c.name] for c in table.c if c.name in row} for row in rows]
+            connection.execute(typed.insert().values(kept))
+    with open_store(url) as store, store.transaction() as ledger:
+        silent, counted = ledger.reservations(campaign.id)
+        assert (silent.request_hash, silent.state, silent.is_estimated, silent.prompt_tokens) == (
+            "h1",
+            "settled",
+            True,
+            0,
+        )
+        assert (counted.request_hash, counted.is_estimated, counted.nanodollars) == ("h2", False, None)
+        assert (counted.prompt_tokens, counted.completion_tokens, counted.cached_tokens) == (90, 8, 0)
+        assert counted.created_at == told.created_at
+        use = ledger.model_use(campaign.id)
+        assert (use.tokens, use.n_calls, use.n_unpriced, use.unpriced_prompt_tokens) == (98, 2, 2, 90)
+        again = ledger.add_reservation(counted.model_copy(update={"id": 0, "state": "open"}))
+        assert again.id > counted.id
+
+
+def test_an_experiment_of_before_has_lost_no_time(url: str) -> None:
+    campaign = populate(url)
+    with _engine(url).begin() as connection:
+        connection.execute(text("UPDATE experiment SET lost_s = NULL"))
+    with open_store(url) as store, store.transaction(read_only=True) as ledger:
+        (found,) = ledger.experiments(campaign.id)
+        assert found.lost_s == 0.0
 
 
 def test_a_migration_that_fails_changes_nothing(url: str, tmp_path: Path) -> None:

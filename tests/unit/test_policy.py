@@ -22,7 +22,11 @@ from infra_agent.policy import (
     confirm_alpha,
     error_share,
     expected_cost_s,
+    is_out_of_accelerators,
+    is_spent,
+    measuring_s,
     planning_s,
+    sandbox_seconds_left,
     second_best,
     seconds_left,
     stop_reason,
@@ -116,6 +120,48 @@ def test_cost_is_the_median_of_what_was_measured() -> None:
     running = experiment(9, None, sandbox_s=900.0, state=State.RUNNING)
     assert expected_cost_s(journal(*measured, refused, own, running)) == 20.0
     assert expected_cost_s(journal(refused)) == 0.0
+
+
+# Accelerator-seconds.
+
+
+def accelerated(accelerator_s: float, minutes: float | None = None) -> CampaignSpec:
+    return CampaignSpec(target="t", budget=Budget(accelerator_s=accelerator_s, minutes=minutes))
+
+
+def test_accelerator_seconds_are_sandboxed_time_times_accelerators_killed_attempts_included() -> None:
+    done = journal(experiment(0, None, role="baseline", sandbox_s=10.0), experiment(1, sandbox_s=20.0, lost_s=5.0))
+    assert sandbox_seconds_left(done, accelerated(400.0), 4) == pytest.approx(65.0)
+    assert sandbox_seconds_left(done, accelerated(400.0), 0) is None  # refused at the start
+    assert sandbox_seconds_left(done, make_spec(), 4) is None
+    assert not is_out_of_accelerators(done, accelerated(141.0), 4)
+    assert is_out_of_accelerators(done, accelerated(140.0), 4)
+
+
+def test_a_change_is_begun_only_if_what_it_should_cost_and_the_conclusion_fit() -> None:
+    own = experiment(0, None, role="baseline", sandbox_s=10.0)
+    assert stop_reason(journal(own), accelerated(21.0), 0.0, 2) is None  # the first one is tried whatever it costs
+    assert stop_reason(journal(own), accelerated(20.0), 0.0, 2) is not None
+    done = journal(own, experiment(1, sandbox_s=30.0))
+    needed = 2 * (40.0 + 10.0 + 30.0)  # used, the conclusion, a change like the one before
+    assert stop_reason(done, accelerated(needed), 1e9, 2) is None
+    said = stop_reason(done, accelerated(needed - 1), 1e9, 2)
+    assert said == (
+        "the budget of 159 accelerator-seconds is used up (80 used, the next change and the conclusion may take 80)"
+    )
+    assert is_spent(said)
+
+
+def test_a_measurement_is_bound_by_the_scarcer_of_time_and_accelerators() -> None:
+    own = experiment(0, None, role="baseline", sandbox_s=50.0)
+    assert measuring_s(journal(own), make_spec(), 1e9, 2) is None
+    assert measuring_s(journal(own), make_spec(minutes=10), 100.0, 2) == 500.0
+    assert measuring_s(journal(own), accelerated(400.0), 1e9, 2) == 150.0
+    assert measuring_s(journal(own), accelerated(400.0, minutes=10), 100.0, 2) == 150.0
+    assert measuring_s(journal(own), accelerated(400.0, minutes=10), 500.0, 2) == 100.0
+    assert measuring_s(journal(own), accelerated(400.0, minutes=10), 100.0, 2, concludes=False) == 100.0
+    assert measuring_s(journal(own), make_spec(minutes=10), 100.0, 2, concludes=False) == 450.0
+    assert measuring_s(journal(own), accelerated(90.0), 0.0, 2) == 0.0
 
 
 # The error budget.

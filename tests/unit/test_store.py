@@ -27,9 +27,11 @@ from infra_agent.domain import (
     Experiment,
     Hypothesis,
     ModelCall,
+    ModelUse,
     NoiseUnits,
     Prediction,
     Proposal,
+    Reservation,
     State,
     now,
 )
@@ -390,6 +392,47 @@ def test_model_call_is_recorded_once_and_the_first_answer_stands(ledger: Ledger)
     assert ledger.model_call(owner, "h1") == first
     assert ledger.model_call(owner, "h3") is None
     assert ledger.model_call("cmp_other", "h1") is None
+
+
+def reservation(owner: str, **fields: object) -> Reservation:
+    known = {
+        "campaign_id": owner, "request_hash": "h1", "model": "m", "reserved_prompt_tokens": 100,
+        "reserved_completion_tokens": 50, "prompt_tokens": 100, "completion_tokens": 50, "nanodollars": 2**40,
+    }  # fmt: skip
+    return Reservation.model_validate(known | fields)
+
+
+def test_reservations_are_kept_in_order_and_closed_once(ledger: Ledger) -> None:
+    owner = add(ledger).campaign_id
+    first, second = (ledger.add_reservation(reservation(owner, request_hash=h)) for h in ("h1", "h1"))
+    assert 0 < first.id < second.id
+    assert ledger.reservations(owner) == (first, second)
+    settled = first.model_copy(update={"state": "settled", "prompt_tokens": 90, "cached_tokens": 60, "nanodollars": 7})
+    ledger.close_reservation(settled)
+    with pytest.raises(AlreadyRecorded, match="what it cost never changes"):
+        ledger.close_reservation(settled.model_copy(update={"nanodollars": 0}))
+    with pytest.raises(ValueError, match="settling or releasing"):
+        ledger.close_reservation(second)
+    assert ledger.reservations(owner) == (settled, second)
+    assert ledger.reservations("cmp_other") == ()
+
+
+def test_the_use_of_models_counts_open_reservations_and_no_released_ones(ledger: Ledger) -> None:
+    owner = add(ledger).campaign_id
+    assert ledger.model_use(owner) == ModelUse()
+    ledger.add_reservation(reservation(owner))
+    ledger.add_reservation(reservation(owner, state="released", prompt_tokens=0, completion_tokens=0, nanodollars=0))
+    ledger.add_reservation(reservation(owner, state="settled", is_estimated=False, cached_tokens=30, nanodollars=None))
+    use = ledger.model_use(owner)
+    assert (use.n_calls, use.n_open, use.n_estimated, use.n_unpriced) == (2, 1, 1, 1)
+    assert (use.tokens, use.cached_tokens, use.estimated_tokens, use.nanodollars) == (300, 30, 150, 2**40)
+    assert (use.unpriced_prompt_tokens, use.unpriced_completion_tokens) == (100, 50)
+    assert use.dollars == pytest.approx(1099.511627776)
+
+
+def test_a_reservation_of_no_campaign_is_refused(store: Store) -> None:
+    with pytest.raises(NotFound, match="is not stored"), store.transaction() as ledger:
+        ledger.add_reservation(reservation("cmp_none"))
 
 
 def noise(age: timedelta, units: tuple[float, ...], metric: str = "slice_time_s") -> NoiseUnits:
