@@ -124,7 +124,8 @@ def test_a_token_budget_ends_the_campaign_and_a_larger_total_goes_on_where_it_st
     assert use["tokens"] <= 25000
     assert (use["cached_tokens"], use["model_calls"], use["estimated_calls"]) == (1000 * n, n, 0)
     assert use["dollars"] == 0.0  # on this machine
-    assert all(0 < r["max_tokens"] <= 8192 for r in model.requests)
+    limits = [r["max_tokens"] for r in model.requests]
+    assert 1024 <= min(limits) == limits[-1] < max(limits) <= 16_384  # lowered where less was left
     assert report["next"][-1].endswith("--tokens 50000  # search on")
     text = " ".join(cli("show").out.split())
     assert f"Models: {n} calls, {3200 * n} of 25000 tokens ({3000 * n} of prompts, {1000 * n} of them cached;" in text
