@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from test_cli_campaign import WORKER, Done
 
 from infra_agent import commands
 from infra_agent.domain import Experiment
@@ -57,47 +58,10 @@ blocks = 2
 budget_s = 30
 default_margin = 0.05
 """
-WORKER = """
-import json, os, random, tomllib
-
-requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-os.dup2(2, 1)
-with open("launch.toml", "rb") as file:
-    copies = tomllib.load(file)["copies"]
-
-
-def reply(**message):
-    print(json.dumps(message), file=replies, flush=True)
-
-
-reply(ready=True, protocol=1)
-for line in requests:
-    request = json.loads(line)
-    for _ in range(copies):
-        x = random.Random(request["seed"]).random()
-        for _ in range(request["params"]["repeat"] * 50):
-            x = 3.9 * x * (1.0 - x)
-    reply(slice=request["slice"], check=[x])
-"""
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not probe_host().available, reason="this host refuses a sandbox"),
 ]
-
-
-class Done(NamedTuple):
-    """A command that ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The last line of stdout."""
-        return json.loads(self.out.splitlines()[-1])
 
 
 class Cli(NamedTuple):
