@@ -15,6 +15,7 @@ _ROLES = {
     "baseline": "measuring the baseline against itself",
     "final": "measuring the result as a whole against the original",
     "control": "measuring the result against the control arm",
+    "layer": "measuring the result without the change",
 }
 
 
@@ -58,7 +59,7 @@ class Progress:
             return f"asking: {claim}"
         if role == "change":
             return f"experiment {self.changes + 1} of {self._budget.experiments}: {claim}"
-        return f"{_ROLES.get(role, role)}{f' {claim}' if role == 'control' else ''}"
+        return f"{_ROLES.get(role, role)}{f' {claim}' if role in ('control', 'layer') else ''}"
 
     def remark(self, text: str) -> str:
         """What the lab says it does, as one line."""
