@@ -156,6 +156,7 @@ def _handler(endpoint: ScriptedEndpoint) -> type[BaseHTTPRequestHandler]:
             self.send_response(raw.status)
             for name, value in raw.headers.items():
                 self.send_header(name, value)
+            self.send_header("Connection", "close")  # else a client may send its next request into a closing one
             self.send_header("Content-Length", str(10**6 if raw.drip else len(raw.body)))
             self.end_headers()
             while raw.drip and not endpoint.wait(DRIP_S):
