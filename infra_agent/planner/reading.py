@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from feedback.explanation import explain, find
-from feedback.inventory import contents
+from feedback.inventory import FileRead, contents
 from feedback.readers import Unreadable
 from infra_agent.domain import Experiment
 from infra_agent.planner import Context
@@ -89,11 +89,14 @@ class Reader:
         return fence("\n".join(hits) or "not found", f"search for {given.text}", SHOWN_CHARACTERS)
 
     def read_history(self, given: ReadHistory) -> str:
-        """Commits of the target's own repository, none later than the campaign's start, without hidden paths."""
+        """Commits that touch the target, none later than the campaign's start, without hidden paths and authors. Of a
+        repository that the target is only a directory of, nothing else is told."""
         context = self._context
-        base, within = context.source_commit, [":/", *(f":(exclude){p}" for p in context.spec.unseen)]
+        # The second form leaves out what lies below a directory that a pattern such as `secret?` matches.
+        unseen = (f":(exclude){p}{below}" for p in context.spec.unseen for below in ("", "/*"))
+        base, within = context.source_commit, [".", *unseen]
         if given.path:
-            within[0] = str(self._tree.path(given.path))
+            within[0] = f":(literal){self._tree.path(given.path)}"
         if not _is_commit(base) or (not (context.source / ".git").exists() and not _git(context, "rev-parse", "HEAD")):
             raise NotReadable("the target has no git history")
         wanted = base
@@ -101,8 +104,8 @@ class Reader:
             if not _is_commit(given.commit) or _git(context, "merge-base", "--is-ancestor", given.commit, base) is None:
                 raise NotReadable(f"{given.commit[:60]!r} is no commit of the history up to the campaign's start")
             wanted = given.commit
-            how = ("--no-color", "--no-ext-diff", "--no-textconv", "--stat", "--patch", "--format=fuller")
-            shown = _git(context, "show", *how, wanted, "--", *within)
+            how = ("--no-color", "--no-ext-diff", "--no-textconv", "--relative", "--stat", "--patch")
+            shown = _git(context, "show", *how, "--format=%h %as%n%n%B", wanted, "--", *within)
             return fence(shown or "nothing of it can be shown", f"commit {wanted}", SHOWN_CHARACTERS)
         listed = _git(context, "log", f"-{MAX_COMMITS}", "--format=%h %as %s", wanted, "--", *within)
         return fence(listed or "no commit touches this", "history", SHOWN_CHARACTERS)
@@ -125,7 +128,7 @@ class Reader:
                 return fence(explain(signal, self._files(experiment)), f"evidence of {given.id}", SHOWN_CHARACTERS)
         raise NotReadable(f"no signal of this campaign has the id {given.id!r}")
 
-    def _files(self, experiment: Experiment) -> tuple:  # type: ignore[type-arg]
+    def _files(self, experiment: Experiment) -> Sequence[FileRead]:
         directory = self._context.runs / experiment.id
         try:
             return contents([directory]).read
