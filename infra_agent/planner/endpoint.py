@@ -1,4 +1,4 @@
-"""One chat completion from an OpenAI-compatible endpoint: time limits, retries, errors that say what to do.
+"""One chat completion from an OpenAI-compatible endpoint: its price, time limits, retries, errors that say what to do.
 
 The only home of the `openai` package and of the HTTP errors that it lets through. Returns the body as it came,
 so that it can be journalled word for word. The key appears nowhere but in the request's header.
@@ -23,6 +23,7 @@ from infra_agent.planner import TimeUp
 from infra_agent.planner.answer import declined
 from infra_agent.planner.fence import SECRET_CHARACTERS, neutral
 from infra_agent.planner.manner import refused
+from infra_agent.planner.spending import Purse
 from infra_agent.settings import Settings
 
 MAX_BODY_BYTES = 8 << 20
@@ -46,6 +47,9 @@ CLOCK_S = 0.05
 """A timeout this close before a deadline is that deadline's: clocks and timers are no finer."""
 MAX_SAID_CHARACTERS = 1_000
 """Kept of what an endpoint says why it refuses."""
+MAY_HAVE_WORKED = (408, 502, 504)
+"""What a gateway answers for a model that took too long: it may have been at work. Other errors cost nothing."""
+_NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol)
 
 
 class Answered(NamedTuple):
@@ -77,9 +81,11 @@ class _TooSlow(Exception):
 
 
 class Endpoint:
-    """The endpoint that the settings name."""
+    """The endpoint that the settings name. Nothing is sent before its cost is reserved in the purse: each try of a
+    request by itself, for each may cost."""
 
-    def __init__(self, settings: Settings, patience: Patience) -> None:
+    def __init__(self, settings: Settings, patience: Patience, purse: Purse) -> None:
+        self._purse = purse
         self._model = settings.model
         self._key = settings.openai_api_key
         self._patience = patience
@@ -106,13 +112,13 @@ class Endpoint:
 
         A busy, failing or unreachable endpoint and a body that `check` raises ValueError for are tried again.
         Raises ModelUnavailable with the endpoint, the cause and what to do, and TimeUp when no answer is there by
-        `deadline_s`, a time.monotonic().
+        `deadline_s`, a time.monotonic(). Raises BudgetSpent when the purse does not hold what a try may cost.
         """
         started = time.monotonic()
         waited = 0.0
         for attempt in range(1, self._patience.tries + 1):
             try:
-                body = self._hide(self._once(request, deadline_s))
+                body = self._hide(self._paid(request, deadline_s))
                 self._check(body, check)
                 return Answered(body, time.monotonic() - started)
             except _Declined as no:
@@ -134,6 +140,20 @@ class Endpoint:
             check(body)
         except ValueError as error:
             raise _TryAgain(f"what it answered is no chat completion: {error}") from error
+
+    def _paid(self, request: dict[str, Any], deadline_s: float) -> str:
+        """One try, reserved before it goes out and settled after. What a refusal surely did not cost is given back."""
+        if time.monotonic() >= deadline_s:
+            raise TimeUp
+        reservation, sent = self._purse.reserve(request)
+        try:
+            body = self._once(sent, deadline_s)
+        except (_TryAgain, _Declined, ModelUnavailable, TimeUp) as failure:
+            if _was_not_taken(failure):
+                self._purse.release(reservation)
+            raise
+        self._purse.settle(reservation, body)
+        return body
 
     def _once(self, request: dict[str, Any], deadline_s: float) -> str:
         limit_s = min(self._patience.call_s, deadline_s - time.monotonic())
@@ -208,6 +228,17 @@ class Endpoint:
     def _hide(self, text: str) -> str:
         # A short key is a dummy of a local endpoint; replacing it would garble ordinary words of an answer.
         return text.replace(self._key, "***") if len(self._key) >= SECRET_CHARACTERS else text
+
+
+def _was_not_taken(failure: BaseException) -> bool:
+    """Whether a request surely cost nothing: it never left, or was refused by its status. What timed out or broke off
+    may have been answered, and stays reserved."""
+    cause = failure.__context__
+    if isinstance(cause, httpx2.HTTPError):
+        return isinstance(cause, _NEVER_SENT)
+    if (status := getattr(cause, "status_code", None)) is not None:
+        return status not in MAY_HAVE_WORKED
+    return isinstance(getattr(cause, "__cause__", None), _NEVER_SENT)
 
 
 def _retry_after(headers: Any) -> float | None:

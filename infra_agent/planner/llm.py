@@ -22,10 +22,9 @@ from infra_agent.planner import Action, Context
 from infra_agent.planner.answer import Answer, Call, Trouble, Usage, completion, read, refusal
 from infra_agent.planner.calls import ModelJournal, canonical, request_hash
 from infra_agent.planner.conversation import TOO_MANY, WAIT, Conversation, Turn
-from infra_agent.planner.endpoint import Patience
+from infra_agent.planner.endpoint import Endpoint, Patience
 from infra_agent.planner.fence import neutral, secrets
 from infra_agent.planner.manner import Manner, every, first, refused
-from infra_agent.planner.metered import MeteredEndpoint
 from infra_agent.planner.prompt import TooLarge, prompt
 from infra_agent.planner.spending import BookInMemory, Purse
 from infra_agent.planner.tools import Toolbox, ToolRefused
@@ -69,7 +68,7 @@ class LlmPlanner:
         self._model = settings.model
         self._calls = calls
         purse = purse or Purse(settings, Budget(), BookInMemory(), calls.campaign_id)
-        self._endpoint = MeteredEndpoint(settings, patience or Patience(), purse)
+        self._endpoint = Endpoint(settings, patience or Patience(), purse)
         self._secret = secrets(os.environ, settings.openai_api_key)
         self._window = settings.model_context
         self._manner = first(settings.model_context)
