@@ -26,9 +26,7 @@ from infra_agent.lab import Lab
 from infra_agent.launch import read_knobs, rewrite
 from infra_agent.policy import SCREEN_ALPHA, confirm_alpha
 from infra_agent.probes import run_probe
-from infra_agent.target import (
-    TargetSpec,
-)
+from infra_agent.target import TargetSpec
 from sandboxes.workspace import PatchRefused, protect
 
 SCREEN_SHARE = 0.55

@@ -84,7 +84,8 @@ class Journal(Record):
 
     def best_commit(self, base: str) -> str:
         """The commit of the best accepted change, or `base`."""
-        return self.stack[-1].commit or base if self.stack else base
+        stack = self.stack
+        return (stack[-1].commit if stack else None) or base
 
     @property
     def stack(self) -> tuple[Experiment, ...]:
@@ -135,7 +136,7 @@ class Journal(Record):
         with its interval, as a relative gain in the wanted direction; then comes what became of the prediction.
         """
         evidence = [
-            e for e in self.experiments if _is_evidence(e) or (e.role == "investigation" and e in self.finished)
+            e for e in self.experiments if _is_evidence(e) or (e.role == "investigation" and e.state.is_finished)
         ]
         by_worth = sorted(evidence, key=lambda e: (_is_accepted(e), _is_refuted(e), e.number), reverse=True)
         kept = {e.number for e in by_worth[: max(limit, 0)]}

@@ -15,8 +15,7 @@ from typing import NamedTuple
 from feedback.digest import digest
 from feedback.ranking import rank
 from feedback.signals import Signal
-from infra_agent import experiment as experiments
-from infra_agent import host, lessons, policy
+from infra_agent import experiment as experiments, host, lessons, policy
 from infra_agent.budgets import with_running_time
 from infra_agent.domain import (
     Campaign,

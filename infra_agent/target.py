@@ -31,33 +31,20 @@ from infra_agent.fields import (
     Text,
     Version,
 )
-from infra_agent.knobs import Control, Move
-from infra_agent.knobs import Knob as Knob  # a part of a target, found here too
+from infra_agent.knobs import (
+    Control,
+    Knob as Knob,  # a part of a target, found here too
+    Move,
+)
 from infra_agent.methods import (
     CallgrindProbe as CallgrindProbe,
-)
-from infra_agent.methods import (
     CommandProbe as CommandProbe,
-)
-from infra_agent.methods import (
     EventsProbe as EventsProbe,
-)
-from infra_agent.methods import (
     LoadProbe as LoadProbe,
-)
-from infra_agent.methods import (
     LogprobsProbe as LogprobsProbe,
-)
-from infra_agent.methods import (
     OutputsProbe as OutputsProbe,
-)
-from infra_agent.methods import (
     PairedProbe as PairedProbe,
-)
-from infra_agent.methods import (
     Probe as Probe,
-)
-from infra_agent.methods import (
     SlicesProbe as SlicesProbe,
 )
 from infra_agent.places import Place, line_of, unfit

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import MofNCompleteColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
-from rich.progress import Progress as Bar
+from rich.progress import MofNCompleteColumn, Progress as Bar, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
 from infra_agent.domain import Campaign, Event

@@ -17,8 +17,7 @@ from feedback.comparison import Comparison, compare
 from feedback.criteria import Criteria
 from feedback.inventory import MAX_FILES, contents, listing
 from feedback.observations import Measurement, Observation
-from feedback.readers import Unreadable, callgrind, formats, slices
-from feedback.readers import engine_log as log
+from feedback.readers import Unreadable, callgrind, engine_log as log, formats, slices
 from feedback.rules.derive import derive
 from feedback.signals import Signal
 from feedback.spans import Spans, Track

@@ -13,8 +13,7 @@ import pytest
 from feedback import cli
 from feedback.cli import Known, Memory, Wrong
 from feedback.comparison import Comparison
-from feedback.readers import engine_log as log
-from feedback.readers import formats
+from feedback.readers import engine_log as log, formats
 from feedback.signals import Evidence, HostLocation, Signal
 from infra_agent.comparisons import KEPT, Comparisons
 from infra_agent.domain import Campaign, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State, now

@@ -17,8 +17,7 @@ from infra_agent.domain import Campaign, CampaignSpec, Change, Hypothesis, Predi
 from infra_agent.errors import NotFound, WrongUse
 from infra_agent.journal import Journal
 from infra_agent.lessons import SAME_ENGINE, SAME_PLACE, SAME_RULE, Here, Lesson, Symptom, engine_of, recall, render
-from infra_agent.planner.prompt import DIGEST_TOKENS, JOURNAL_TOKENS, LESSONS_TOKENS
-from infra_agent.planner.prompt import campaign as prompt_of
+from infra_agent.planner.prompt import DIGEST_TOKENS, JOURNAL_TOKENS, LESSONS_TOKENS, campaign as prompt_of
 from infra_agent.settings import Settings, load_settings
 from infra_agent.store import open_store
 from infra_agent.target import load_target

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from hostile import fuzz, sound_stacks
 
-from feedback.readers import Unreadable, collapsed, speedscope
-from feedback.readers import stacks as stacks_module
+from feedback.readers import Unreadable, collapsed, speedscope, stacks as stacks_module
 from feedback.readers.formats import detect
 from feedback.spans import Frame, Stacks
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import false_discovery_control, ttest_ind
-from scipy.stats import t as student_t
+from scipy.stats import false_discovery_control, t as student_t, ttest_ind
 
 from feedback.observations import Measurement
 from feedback.signals import Direction

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from infra_agent.errors import NotFound, PlatformFailed, StoreUnavailable, WrongUse
-from infra_agent.store import ArtefactFiles, campaign_lock, ids, is_locked, new_id
-from infra_agent.store import artefacts as artefacts_module
+from infra_agent.store import ArtefactFiles, artefacts as artefacts_module, campaign_lock, ids, is_locked, new_id
 from infra_agent.store.locks import waiting_lock
 from sandboxes.results import Artefact
 
