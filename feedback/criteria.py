@@ -19,6 +19,8 @@ class MetricCriterion(Record):
     """For an objective: the smallest gain worth having, as a fraction."""
     max_regression: float = 0.0
     """For a guardrail: the largest loss that is tolerated, as a fraction."""
+    side_by_side: bool = True
+    """Whether the arms lived side by side; if not, fresh runs followed each other in the order A B B A."""
 
 
 class Criteria(Record):
@@ -37,8 +39,6 @@ class Criteria(Record):
     floor_known: bool = False
     floor_units: int | None = None
     """A/A pairs that are known of this host."""
-    side_by_side: bool = True
-    """Whether the arms lived side by side; if not, fresh runs followed each other in the order A B B A."""
     changed: tuple[Location, ...]
     """Where the change acts: its knobs and files."""
     stage: str = "screen"

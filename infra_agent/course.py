@@ -104,7 +104,15 @@ def asked(spec: TargetSpec, proposal: Proposal | None) -> MetricCriterion | None
         return None
     judged = {g.metric: g.direction for g in spec.guardrails} | {spec.objective.metric: spec.objective.direction}
     direction = judged.get(predicted.metric) or direction_of(predicted.metric) or "minimize"
-    return MetricCriterion(metric=predicted.metric, direction=direction, probe=proposal.probe)
+    return MetricCriterion(
+        metric=predicted.metric, direction=direction, probe=proposal.probe,
+        side_by_side=_side_by_side(spec, proposal.probe),
+    )  # fmt: skip
+
+
+def _side_by_side(spec: TargetSpec, name: str) -> bool:
+    probe = spec.probe(name)
+    return not isinstance(probe, PairedProbe) or probe.side_by_side
 
 
 def refutation(proposal: Proposal, signals: Sequence[Signal]) -> str:
@@ -118,21 +126,22 @@ def refutation(proposal: Proposal, signals: Sequence[Signal]) -> str:
 
 
 def criteria(lab: Lab, changed: tuple[Location, ...], alpha: float, stage: str, gates: bool) -> Criteria:
+    """What a stage of one experiment is judged by: the target's objective, guardrails and, with `gates`, gates."""
     objective, probe = lab.spec.objective, lab.objective_probe()
     floor, known = lab.floor()
     return Criteria(
         objective=MetricCriterion(
             metric=objective.metric, direction=objective.direction, probe=objective.probe,
-            min_effect=objective.min_effect,
+            min_effect=objective.min_effect, side_by_side=probe.side_by_side,
         ),
         guardrails=tuple(
             MetricCriterion(
-                metric=g.metric, direction=g.direction, probe=g.probe, max_regression=g.max_regression
+                metric=g.metric, direction=g.direction, probe=g.probe, max_regression=g.max_regression,
+                side_by_side=_side_by_side(lab.spec, g.probe),
             )
             for g in lab.spec.guardrails
         ),
         gates=tuple(p.name for p in lab.spec.shown_probes if p.kind == "build" or (p.gate and gates)),
         alpha=alpha, looks=probe.looks, floor=floor, floor_known=known,
         floor_units=len(lab.noise.units) if lab.noise else 0, changed=changed, stage=stage,
-        side_by_side=probe.side_by_side,
     )  # fmt: skip

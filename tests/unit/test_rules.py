@@ -215,7 +215,8 @@ def test_one_pair_decides_nothing() -> None:
 
 def test_arms_that_ran_in_turn_are_said_to_have_done_so() -> None:
     measured = list(pairs(around(0.8)))
-    told = [only(bench_delta(measured, make_criteria(side_by_side=side))).effect for side in (True, False)]
+    arms = [TIME.model_copy(update={"side_by_side": side}) for side in (True, False)]
+    told = [only(bench_delta(measured, make_criteria(objective=arm))).effect for arm in arms]
     assert [effect.method for effect in told if effect] == [METHOD, METHOD_IN_TURN]
     assert "interleaved" not in METHOD_IN_TURN
 

@@ -10,7 +10,7 @@ from feedback.criteria import Criteria
 from feedback.observations import Measurement, Observation
 from feedback.rules import rule
 from feedback.rules.cases import Key, evidence, key, text, where
-from feedback.rules.performance.compared import direction_of
+from feedback.rules.performance.compared import direction_of, is_time
 from feedback.signals import CodeLocation, InputLocation, Quantity, Signal
 
 MAX_SHOWN = 12
@@ -34,11 +34,18 @@ def measured(observations: Sequence[Observation], criteria: Criteria) -> list[Si
             continue
         if "function" in o.case:
             functions.setdefault(o.probe, []).append(o)
-        elif o.metric in _TOLD or (direction_of(o.metric) and "throughput" not in o.metric and "goodput" not in o.metric
-                                   and not o.metric.endswith("_ms")) or o.metric == "instructions":  # fmt: skip
+        elif _is_told(o.metric):
             groups.setdefault((o.probe, o.metric), []).append(o)
     found = [_values(probe, metric, of, criteria) for (probe, metric), of in groups.items()]
     return found + [_functions(probe, of, criteria) for probe, of in functions.items()]
+
+
+def _is_told(metric: str) -> bool:
+    """Counts, times and rates of a microbenchmark; of a load a few."""
+    if metric in _TOLD or metric == "instructions" or is_time(metric):
+        return True
+    of_a_load = metric.endswith("_ms") or "throughput" in metric or "goodput" in metric
+    return direction_of(metric) is not None and not of_a_load
 
 
 def _values(probe: str, metric: str, of: Sequence[Measurement], criteria: Criteria) -> Signal:

@@ -11,8 +11,8 @@ from feedback.observations import Measurement, Observation
 from feedback.rules import rule
 from feedback.rules.cases import where
 from feedback.signals import Effect, Finding, Quality, Signal, as_gain, as_loss
-from feedback.stats import Finding as Look
 from feedback.stats import (
+    Finding as Look,
     Rule,
     Units,
     interval,
@@ -77,7 +77,7 @@ def effect(units: Units, criterion: MetricCriterion, criteria: Criteria) -> Effe
         metric=criterion.metric, direction=criterion.direction,
         baseline=units.baseline, measured=units.candidate,
         ratio=math.exp(i.mean), ratio_lo=math.exp(i.lo), ratio_hi=math.exp(i.hi),
-        confidence=i.confidence, method=METHOD if criteria.side_by_side else METHOD_IN_TURN,
+        confidence=i.confidence, method=METHOD if criterion.side_by_side else METHOD_IN_TURN,
         n_units=len(units.values), n_observations=units.n_observations,
         floor=criteria.floor, floor_known=criteria.floor_known, floor_units=criteria.floor_units, quality=quality,
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -10,13 +9,12 @@ from feedback.criteria import Criteria, MetricCriterion
 from feedback.observations import Measurement, Observation
 from feedback.rules import rule
 from feedback.rules.cases import where
+from feedback.rules.performance.objective import effect
 from feedback.rules.performance.work import REAL_CHANGE_OF_WORK
 from feedback.signals import Effect, Signal
-from feedback.stats import interval, paired_units
+from feedback.stats import paired_units
 
-TAIL = 0.025
 COUNTED = "executed instructions, counted once an arm"
-PAIRED = "Student t over fresh process pairs (median of interleaved ABBA blocks)"
 
 
 @rule(
@@ -67,12 +65,5 @@ def _paired(of: Sequence[Measurement], asked: MetricCriterion, criteria: Criteri
         units = paired_units(of, asked.metric, criteria.stage)
     except ValueError:
         return None
-    if len(units.values) < 2:
-        return None
-    i = interval(units.values, TAIL)
-    return Effect(
-        metric=asked.metric, direction=asked.direction, baseline=units.baseline, measured=units.candidate,
-        ratio=math.exp(i.mean), ratio_lo=math.exp(i.lo), ratio_hi=math.exp(i.hi), confidence=i.confidence,
-        method=PAIRED, n_units=len(units.values), n_observations=units.n_observations, floor=criteria.floor,
-        floor_known=criteria.floor_known,
-    )  # fmt: skip
+    # The noise floor of the objective's probe was not measured for this one.
+    return effect(units, asked, criteria.model_copy(update={"floor_known": False, "floor_units": None}))
