@@ -16,6 +16,7 @@ from infra_agent import ending, host, lessons, loop, report
 from infra_agent.bench import Site
 from infra_agent.budgets import StoredSpending, check_accelerators, raised, with_running_time
 from infra_agent.catalogue import check_needs, find_script, find_target
+from infra_agent.desk import Desk
 from infra_agent.dialogue import Dialogue
 from infra_agent.domain import Campaign, CampaignSpec, CampaignState, Event, ModelCall, NoiseUnits
 from infra_agent.errors import InfraAgentError, PlatformFailed, TargetInvalid, WrongUse
@@ -23,7 +24,6 @@ from infra_agent.journal import Journal
 from infra_agent.lab import Lab
 from infra_agent.launch import read_knobs
 from infra_agent.leftovers import temporary_files
-from infra_agent.loop import Desk
 from infra_agent.noise import NOISE_MAX_AGE, NOISE_RUN, measure_noise
 from infra_agent.packages import ensure_packages
 from infra_agent.planner import Planner

@@ -1,6 +1,6 @@
 """What a text must hold before a regular expression is worth a search: most lines of a log fit none of many.
 
-Finding a fixed text costs a tenth of a search; a table of fifty patterns is fifty searches in every line.
+Finding a fixed text is cheap beside a search, and a table of fifty patterns is fifty searches in every line.
 """
 
 from __future__ import annotations

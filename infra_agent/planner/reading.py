@@ -18,7 +18,6 @@ from infra_agent.planner.fence import fence
 from infra_agent.planner.forms import ListFiles, ReadEvidence, ReadFile, ReadHistory, ReadJournal, SearchCode
 from infra_agent.planner.prompt import entry, journal
 from infra_agent.planner.tree import NotReadable, Tree
-from sandboxes.results import Record
 
 MAX_LISTED = 200
 MAX_LINES = 400
@@ -43,15 +42,15 @@ class Reader:
         """Read from this context from now on: the journal has grown."""
         self._context = context
 
-    def tools(self) -> dict[str, tuple[type[Record], Callable[..., str]]]:
-        """Name -> arguments and what carries it out; each raises NotReadable."""
+    def tools(self) -> dict[str, Callable[..., str]]:
+        """Name of the tool -> what carries it out; each raises NotReadable."""
         return {
-            "list_files": (ListFiles, self.list_files),
-            "read_file": (ReadFile, self.read_file),
-            "search_code": (SearchCode, self.search_code),
-            "read_history": (ReadHistory, self.read_history),
-            "read_journal": (ReadJournal, self.read_journal),
-            "read_evidence": (ReadEvidence, self.read_evidence),
+            "list_files": self.list_files,
+            "read_file": self.read_file,
+            "search_code": self.search_code,
+            "read_history": self.read_history,
+            "read_journal": self.read_journal,
+            "read_evidence": self.read_evidence,
         }
 
     def list_files(self, given: ListFiles) -> str:

@@ -19,10 +19,9 @@ from infra_agent.planner import Action, Context, Investigate, Propose, Stop
 from infra_agent.planner.discipline import objection, unexplained
 from infra_agent.planner.edits import EditRefused, make_patch
 from infra_agent.planner.fence import fence
-from infra_agent.planner.forms import AskProbe, ProposeChange, StopPlanning, function, problems
+from infra_agent.planner.forms import TOOLS, AskProbe, ProposeChange, StopPlanning, function, problems
 from infra_agent.planner.reading import Reader
 from infra_agent.planner.tree import NotReadable, Tree
-from sandboxes.results import Record
 
 ANSWER_TOKENS = 1500
 
@@ -41,33 +40,28 @@ class Toolbox:
         self._tree = Tree(context.parent_tree, context.spec)
         self._answered = 0
         self._reader = Reader(self._context)
-        self._tools: dict[str, tuple[type[Record], Callable[[Any], str | Action]]] = {
+        self._work: dict[str, Callable[[Any], str | Action]] = {
             **self._reader.tools(),
-            "investigate": (AskProbe, self._investigate),
-            "propose": (ProposeChange, self._propose),
-            "stop": (StopPlanning, self._stop),
+            "investigate": self._investigate,
+            "propose": self._propose,
+            "stop": self._stop,
         }
 
     def definitions(self) -> list[dict[str, object]]:
         """The tools in the form that chat completions take."""
-        return [{"type": "function", "function": function(name, form)} for name, (form, _) in self._tools.items()]
-
-    def forms(self) -> dict[str, type[Record]]:
-        """The arguments of each tool."""
-        return {name: form for name, (form, _) in self._tools.items()}
+        return [{"type": "function", "function": function(name, TOOLS[name])} for name in self._work]
 
     def call(self, name: str, arguments: str) -> str | Action:
         """Carry out one call: text for the caller, or the action that ends the step or asks for a measurement.
         Raises ToolRefused."""
-        if name not in self._tools:
-            raise ToolRefused(f"there is no tool {name[:60]!r}; there are: {', '.join(self._tools)}")
-        form, work = self._tools[name]
+        if name not in self._work:
+            raise ToolRefused(f"there is no tool {name[:60]!r}; there are: {', '.join(self._work)}")
         try:
-            given = form.model_validate_json(arguments or "{}")
+            given = TOOLS[name].model_validate_json(arguments or "{}")
         except ValidationError as error:
             raise ToolRefused(f"the arguments of {name} are wrong: {problems(error)}") from error
         try:
-            return work(given)
+            return self._work[name](given)
         except (NotReadable, EditRefused, InvestigationRefused) as error:
             raise ToolRefused(str(error)) from error
 

@@ -48,6 +48,8 @@ LAYERS = {
         {"course"},
         {"experiment"},
         {"noise", "layers"},
+        {"desk"},
+        {"conclusion"},
         {"loop", "report"},
         {"ending", "progress", "recording"},
         {"commands", "memory"},

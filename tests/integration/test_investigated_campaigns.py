@@ -13,11 +13,12 @@ from feedback.signals import Effect, Signal
 from feedback.verdict import Verdict, VerdictKind
 from infra_agent import commands
 from infra_agent.bench import Site
+from infra_agent.desk import Desk
 from infra_agent.domain import Budget, CampaignSpec, Change, Experiment, Hypothesis, Prediction, Proposal, State
 from infra_agent.experiment import conduct, make_candidate
 from infra_agent.journal import Journal
 from infra_agent.lab import Lab
-from infra_agent.loop import Desk, context, run_campaign
+from infra_agent.loop import context, run_campaign
 from infra_agent.planner import Action, Context, Investigate, Propose, Stop
 from infra_agent.planner.prompt import campaign as prompt_of
 from infra_agent.planner.tools import answer

@@ -236,7 +236,7 @@ def test_no_secret_of_this_environment_is_told(store: Store, tree: Path, monkeyp
 
 
 def test_the_table_of_tools_is_the_toolboxs(tree: Path) -> None:
-    assert Toolbox(at(tree)).forms() == TOOLS
+    assert [tool["function"]["name"] for tool in Toolbox(at(tree)).definitions()] == list(TOOLS)
 
 
 @pytest.mark.parametrize("text", ['{"tool": "list_files"}', ' [{"tool": "list_files", "arguments": {}}]\n'])
