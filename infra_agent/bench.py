@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from feedback.observations import Scalar
 from infra_agent import packages
 from infra_agent.errors import InfraAgentError
+from infra_agent.halt import Halt
 from infra_agent.target import Probe, TargetSpec
 from infra_agent.turns import Turns
 from sandboxes.results import ArmName, Artefact, Record, Run, Step, StepResult
@@ -38,6 +39,7 @@ class CandidateFailed(Exception):
 
 
 MACHINE = Turns()
+NEVER = Halt()
 
 
 class Site(NamedTuple):
@@ -51,6 +53,8 @@ class Site(NamedTuple):
     sandbox_kind: str = "bubblewrap"
     turns: Turns = MACHINE
     """Shared by all experiments that run at once on this machine."""
+    halt: Halt = NEVER
+    """Ends them all."""
 
 
 class Stage(Record):
@@ -102,6 +106,7 @@ class Bench:
         # Unix socket paths end at about 100 bytes, so this must not lie deep in the home.
         self.root = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ia-")))
         self.root.chmod(0o755)
+        self._stack.enter_context(self.site.halt.ending(self._end_sandboxes))
         try:
             for arm, commit in (("baseline", self.stage.baseline), ("candidate", self.stage.candidate)):
                 self.site.repository.checkout(commit, self.root / arm)
@@ -113,12 +118,17 @@ class Bench:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
 
+    def _end_sandboxes(self) -> None:
+        for sandbox in tuple(self._sandboxes.values()):
+            sandbox.close()
+
     def record(self) -> Run:
         """Everything so far as a Run."""
         return Run(directory=self.run_directory, steps=tuple(self.steps), artefacts=tuple(self.artefacts))
 
     def sandbox(self, owner: str, cpus: tuple[int, ...] = ()) -> Sandbox:
         """The sandbox of an arm, or of the oracle (a pristine copy of the base that no candidate touches)."""
+        self.site.halt.check()
         key = (owner, cpus)
         if key not in self._sandboxes:
             tree = self.root / owner
@@ -170,7 +180,8 @@ class Bench:
             self.failed(arm, probe, failure)
 
     def failed(self, arm: ArmName, probe: Probe, failure: ProcessFailed) -> NoReturn:
-        """Record a failed process and end the stage."""
+        """Record a failed process and end the stage. Raises Halted if it was ended from outside."""
+        self.site.halt.check()
         step = Step(name=probe.name, command=failure.result.command, timeout_s=0)
         self.steps.append(
             StepResult(step=step, result=failure.result, arm=arm, stage=self.stage.name, during=failure.during)
@@ -178,7 +189,8 @@ class Bench:
         self.fail(arm, f"{probe.name}: {failure}")
 
     def fail(self, arm: ArmName, message: str) -> NoReturn:
-        """End the stage: the candidate's failure is data, the baseline's is not."""
+        """End the stage: the candidate's failure is data, the baseline's is not. Raises Halted as `failed` does."""
+        self.site.halt.check()
         if self.stage.investigates or (arm == "candidate" and self.stage.candidate != self.stage.baseline):
             raise CandidateFailed(message)
         self.record().save()  # what the failed process said

@@ -31,6 +31,7 @@ from infra_agent.planner.build import build_planner, scripted_proposals
 from infra_agent.planner.external import ExternalPlanner
 from infra_agent.recording import Session, write
 from infra_agent.recording.redaction import redaction
+from infra_agent.request import check_parallel
 from infra_agent.settings import Settings
 from infra_agent.store import ArtefactFiles, Store, campaign_lock, is_locked, new_id, open_store
 from infra_agent.target import FILE_NAME, TargetSpec, load_target, parse_target
@@ -70,6 +71,7 @@ def start(settings: Settings, spec: CampaignSpec) -> Campaign:
             f"{directory / FILE_NAME}, or plan with --planner script:FILE or --planner llm"
         )
     check_accelerators(spec.budget, target)
+    check_parallel(spec)
     script = scripted_proposals(planner, target)
     build_planner(spec, settings, script)  # one that can't be built is wrong use, before anything is stored
     campaign_id = new_id("cmp")
@@ -152,8 +154,9 @@ def extend(
     tokens: int | None = None,
     dollars: float | None = None,
     accelerator_s: float | None = None,
+    parallel: int | None = None,
 ) -> Campaign:
-    """Raise a campaign's budget before it is resumed; the limits are totals, not additions.
+    """Raise a campaign's budget before it is resumed; the limits are totals, not additions. `parallel` may be any.
 
     Raises WrongUse for a total that is lower than before or spent already, for a campaign that failed, while one is
     run, and for a planner that can't be built any more; then the campaign stays as it was.
@@ -165,7 +168,7 @@ def extend(
     with open_store(settings.database_url) as store, ExitStack() as stack:
         with store.transaction(read_only=True) as ledger:
             found = ledger.campaign(campaign_id)
-        if all(limit is None for limit in given.values()):
+        if all(limit is None for limit in given.values()) and parallel is None:
             return found
         stack.enter_context(campaign_lock(campaign_directory(settings, found.id), found.id))
         with store.transaction(read_only=True) as ledger:  # again, now that nobody changes it
@@ -181,7 +184,8 @@ def extend(
         target = parse_target(found.target_toml, f"{found.spec.target}/{FILE_NAME}")
         journal = with_running_time(journal, campaign_directory(settings, found.id) / "runs")
         budget = raised(found.spec.budget, given, target, used, journal)
-        spec = found.spec.model_copy(update={"budget": budget})
+        spec = found.spec.model_copy(update={"budget": budget, "parallel": parallel or found.spec.parallel})
+        check_parallel(spec)
         build_planner(spec, settings, found.script)
         found = ending.reopened(found).model_copy(update={"spec": spec})
         with store.transaction() as ledger:

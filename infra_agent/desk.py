@@ -108,9 +108,20 @@ def measure(desk: Desk, journal: Journal, role: Role, claim: str, baseline: str,
     return conduct(desk, journal, experiment)
 
 
+def keep_waiting(desk: Desk, journal: Journal, experiment: Experiment) -> Journal:
+    """Store a change that is conducted together with others later; returns the journal with it."""
+    with desk.store.transaction() as ledger:
+        ledger.add_experiment(experiment)
+        event = ledger.add_event(desk.campaign.id, "experiment_waiting", _beginning(experiment))
+        stored = ledger.experiment(experiment.id)
+    desk.on_event(event)
+    return journal.updated(stored)
+
+
 def conduct(desk: Desk, journal: Journal, experiment: Experiment) -> Journal:
-    """Conduct one experiment, new or cut off, and store its outcome with everything it left behind; returns the
-    journal with it. One transaction before anything runs and one after: nothing is acted on before it is stored."""
+    """Conduct one experiment, new, waiting or cut off, and store its outcome with everything it left behind; returns
+    the journal with it. One transaction before anything runs and one after: nothing is acted on before it is stored.
+    Raises Halted if it was ended from outside; then nothing is stored."""
     running = experiment.model_copy(update={"state": State.RUNNING, "started_at": now()})
     with desk.store.transaction() as ledger:
         if experiment in journal.experiments:
@@ -122,6 +133,7 @@ def conduct(desk: Desk, journal: Journal, experiment: Experiment) -> Journal:
     pulse = pulse_file(desk.lab.runs, running.id)
     with beating(pulse) if desk.lab.spec.accelerators else nullcontext():
         outcome = _measured(desk, running, journal.updated(running))
+    desk.lab.site.halt.check()
     finished = running.model_copy(
         update={
             **{name: getattr(outcome, name) for name in Outcome.model_fields if name in Experiment.model_fields},
@@ -189,7 +201,7 @@ def _until(lab: Lab, left_s: float | None) -> Lab:
 
 
 def _seen_before(journal: Journal, experiment: Experiment) -> Outcome | None:
-    """The refusal of a change that was measured before on the same parent: it costs nothing."""
-    before = Journal(experiments=tuple(e for e in journal.finished if e.number < experiment.number))
+    """The refusal of a change that an earlier experiment measures on the same parent: it costs nothing."""
+    before = Journal(experiments=tuple(e for e in journal.experiments if e.number < experiment.number))
     seen = before.seen(experiment.proposal.change.fingerprint, experiment.parent_commit)
     return experiments.refused_as_seen(experiment, seen) if seen else None

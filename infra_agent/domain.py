@@ -75,7 +75,11 @@ class Proposal(Record):
     params: dict[str, tuple[Scalar, ...]] = {}
     """Of an investigation: the values that the probe's parameters take, every combination of them."""
     planner: str = ""
-    """Which planner proposed it, where several share a campaign."""
+    """Which planner proposed it, where several share a campaign; COMBINATION where the campaign itself did."""
+
+
+COMBINATION = "combination"
+"""Proposes, of two changes accepted beside each other, the one on top of the other."""
 
 
 class State(StrEnum):
@@ -135,6 +139,11 @@ class Experiment(Record):
     """Wall time of earlier attempts that were killed; counted only where the target needs accelerators."""
     model_s: float = 0.0
     """Wall time that the planner took before this experiment: nearly all of it is its model's."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a planner asked for it: a change or an investigation, and not the campaign itself."""
+        return self.role in ("change", "investigation") and self.proposal.planner != COMBINATION
 
     @property
     def baseline(self) -> str:
@@ -199,6 +208,8 @@ class CampaignSpec(Record):
     """One of PLANNERS, portfolio:KIND,KIND or script:FILE."""
     budget: Budget = Budget()
     seed: int = 0
+    parallel: int = Field(default=1, ge=1, le=64)
+    """So many changes are proposed before they are measured, at once as far as nothing is timed."""
     error_budget: float = Field(default=0.05, gt=0, lt=1)
     """Probability of any false accept over the whole campaign."""
 

@@ -274,7 +274,7 @@ def _stored_metrics(spec: TargetSpec) -> set[str]:
 
 def refused_as_seen(experiment: Experiment, seen: Experiment) -> Outcome:
     """The outcome of a change that was tried before on the same parent."""
-    said = seen.verdict.kind.value if seen.verdict else "measured"
+    said = seen.verdict.kind.value if seen.verdict else "not judged yet"
     place = CodeLocation(file=experiment.proposal.hypothesis.location or "the change")
     return _refused(
         experiment,

@@ -27,7 +27,7 @@ class Point(NamedTuple):
     sandbox_s: float
     model_s: float
     wall_s: float
-    """From its start to its end, with what the planner took before it."""
+    """From its start to its end, with what the planner took before it; without the time that ones before it ran too."""
     best: float
     """Best confirmed log-gain over the original after it."""
     raised: float
@@ -40,19 +40,27 @@ def follow(journal: Journal) -> tuple[Point, ...]:
     spent = [e for e in journal.experiments if e.role in SPENT]
     reached = [levels.get(e.commit or "", 0.0) if e.number in accepted else 0.0 for e in spent]
     best = list(accumulate(reached, max, initial=0.0))
+    walls = _walls_s(spent)
     return tuple(
         Point(
             number=e.number, role=e.role, planner=e.proposal.planner, is_accepted=e.number in accepted,
-            sandbox_s=e.sandbox_s, model_s=e.model_s, wall_s=_wall_s(e) + e.model_s, best=after, raised=after - before,
+            sandbox_s=e.sandbox_s, model_s=e.model_s, wall_s=wall_s + e.model_s, best=after, raised=after - before,
         )
-        for e, before, after in zip(spent, best[:-1], best[1:], strict=True)
+        for e, wall_s, before, after in zip(spent, walls, best[:-1], best[1:], strict=True)
     )  # fmt: skip
 
 
-def _wall_s(experiment: Experiment) -> float:
-    if experiment.started_at is None or experiment.finished_at is None:
-        return 0.0
-    return max(0.0, (experiment.finished_at - experiment.started_at).total_seconds())
+def _walls_s(experiments: Sequence[Experiment]) -> list[float]:
+    """What each one added to the wall time: of those that ran at once, only what others had not taken before."""
+    walls, latest = [], None
+    for experiment in experiments:
+        start, end = experiment.started_at, experiment.finished_at
+        if start is None or end is None:
+            walls.append(0.0)
+            continue
+        walls.append(max(0.0, (end - (max(start, latest) if latest else start)).total_seconds()))
+        latest = max(end, latest) if latest else end
+    return walls
 
 
 def spent(points: Iterable[Point], measure: Measure) -> float:

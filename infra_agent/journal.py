@@ -51,6 +51,11 @@ class Journal(Record):
         return tuple(e for e in self.experiments if e.state in (State.WAITING, State.RUNNING))
 
     @property
+    def waiting(self) -> tuple[Experiment, ...]:
+        """Changes that were proposed and are not measured yet: further ones may join them."""
+        return tuple(e for e in self.experiments if e.state is State.WAITING and e.role == "change")
+
+    @property
     def accepted(self) -> tuple[Experiment, ...]:
         """The changes that were accepted and confirmed."""
         return tuple(e for e in self.finished if _is_accepted(e))
@@ -75,6 +80,18 @@ class Journal(Record):
         """The journal as it was when this step began: without the investigations made in it."""
         mine = {e.number for e in self.step_investigations}
         return Journal(experiments=tuple(e for e in self.experiments if e.number not in mine))
+
+    def when_proposed(self, experiment: Experiment) -> Journal:
+        """The journal as it was when an experiment was proposed: with the earlier ones, of which those that were
+        measured at the same time as it had no outcome yet."""
+        open_then = {"state": State.WAITING, "verdict": None, "signals": (), "effects": (), "confirmed": False}
+
+        def as_it_was(earlier: Experiment) -> Experiment:
+            ended_at = earlier.finished_at
+            is_known = earlier.state.is_finished and (ended_at is None or ended_at <= experiment.created_at)
+            return earlier if is_known else earlier.model_copy(update=open_then)
+
+        return Journal(experiments=tuple(as_it_was(e) for e in self.experiments if e.number < experiment.number))
 
     @staticmethod
     def improvement(experiment: Experiment) -> float:

@@ -13,12 +13,14 @@ from typing import NamedTuple
 from feedback.digest import digest
 from feedback.ranking import rank
 from infra_agent import host, lessons, policy
+from infra_agent.batch import conduct_all
 from infra_agent.conclusion import conclude
-from infra_agent.desk import Desk, conduct, measure, with_lost_time
+from infra_agent.desk import Desk, conduct, keep_waiting, measure, with_lost_time
 from infra_agent.domain import Change, Experiment, Hypothesis, Proposal, Role, State
 from infra_agent.investigation import MAX_INVESTIGATIONS
 from infra_agent.journal import Journal
 from infra_agent.launch import read_knobs
+from infra_agent.layers import on_top
 from infra_agent.planner import BudgetSpent, Context, Investigate, Propose, Stop, Waiting
 from infra_agent.store import new_id
 from sandboxes.workspace import WorkspaceError
@@ -47,8 +49,9 @@ def run_campaign(desk: Desk) -> Ended:
     journal = with_lost_time(desk, desk.journal())
     if journal.unfinished and desk.is_out_of_accelerators(journal):
         return Ended(BUDGET, desk.stop_reason(journal) or "")
-    for cut_off in journal.unfinished:
-        journal = conduct(desk, journal, cut_off)
+    # What only waits may still get company.
+    if cut_off := [e for e in journal.unfinished if e.state is State.RUNNING]:
+        journal = conduct_all(desk, journal, cut_off)
     if not journal.finished:
         journal = measure(desk, journal, "baseline", "the baseline against itself", base, base)
     while not isinstance(went := step(desk, journal), Ended):
@@ -59,8 +62,23 @@ def run_campaign(desk: Desk) -> Ended:
 
 
 def step(desk: Desk, journal: Journal) -> Journal | Ended:
-    """One turn of the loop: choose a parent, ask the planner, carry out what it asks for; the journal with the
-    outcome, or why there is none."""
+    """One turn of the loop: ask what comes next and conduct it, changes once as many wait as are measured at once, or
+    no more come; the journal with the outcome, or why there is none."""
+    asked: Experiment | Ended | None = None
+    if len(journal.waiting) < desk.campaign.spec.parallel:
+        asked = _combination(desk, journal) or _asked(desk, journal)
+    if isinstance(asked, Experiment):
+        if asked.role != "change" or desk.campaign.spec.parallel == 1:
+            return conduct(desk, journal, asked)
+        return keep_waiting(desk, journal, asked)
+    if journal.waiting:
+        return conduct_all(desk, journal, journal.waiting)
+    assert asked is not None  # nothing waits, so something was asked
+    return asked
+
+
+def _asked(desk: Desk, journal: Journal) -> Experiment | Ended:
+    """Choose a parent and ask the planner: the experiment that it wants, or why there is none."""
     if reason := desk.stop_reason(journal):
         return Ended(BUDGET, reason)
     asked_s = time.monotonic()
@@ -78,7 +96,18 @@ def step(desk: Desk, journal: Journal) -> Journal | Ended:
         return Ended(BUDGET, reason)
     thought_s = time.monotonic() - asked_s
     parent, best = _parent(desk, journal), journal.best_commit(desk.campaign.base_commit)
-    return conduct(desk, journal, _next(desk, journal, parent, best, action, thought_s))
+    return _next(desk, journal, parent, best, action, thought_s)
+
+
+def _combination(desk: Desk, journal: Journal) -> Experiment | None:
+    """A change that was accepted beside the result, to be measured on top of it; None where there is none."""
+    if desk.stop_reason(journal):
+        return None
+    for beside in policy.beside_the_result(journal, desk.campaign.spec.planner):
+        if proposal := on_top(desk.lab, journal.stack, beside):
+            best = journal.best_commit(desk.campaign.base_commit)
+            return _next(desk, journal, best, best, Propose(proposal=proposal), 0.0)
+    return None
 
 
 def _parent(desk: Desk, journal: Journal) -> str:
@@ -89,10 +118,15 @@ def _parent(desk: Desk, journal: Journal) -> str:
 
 
 def _line(desk: Desk, journal: Journal) -> str:
-    """What a planner is told of a second-best line; empty on the best one."""
+    """What a planner is told of a second-best line, and of what was accepted and is not in what it builds on."""
+    beside = policy.beside_the_result(journal, desk.campaign.spec.planner)
+    names = ", ".join(f"#{e.number}" for e in beside)
+    left_out = (
+        f"Accepted beside the result and not in it, since it does not combine by itself: {names}." if names else ""
+    )
     second = policy.second_best(journal, desk.campaign.base_commit, desk.campaign.spec.planner)
     if second is None:
-        return ""
+        return left_out
     gain = journal.improvement(second)
     return (
         f"This step builds on #{second.number}, a second-best line: undecided, about {gain:+.1%}. "

@@ -6,8 +6,8 @@ import math
 from statistics import median
 
 from feedback.verdict import VerdictKind
-from infra_agent.domain import CampaignSpec, Experiment
-from infra_agent.journal import Journal
+from infra_agent.domain import COMBINATION, CampaignSpec, Experiment
+from infra_agent.journal import Journal, log_gain
 
 SCREEN_ALPHA = 0.05
 """False-accept probability of a first measurement. Cheap, because a confirmation with fresh processes and fresh
@@ -48,19 +48,39 @@ def second_best(journal: Journal, base_commit: str, planner: str) -> Experiment 
     return max(open_ones)[2] if open_ones else None
 
 
+CONTROL_ARMS = ("random", "best-of-n")
+"""Planners whose changes all build on the original: the best one is their result."""
+
+
+def beside_the_result(journal: Journal, planner: str) -> tuple[Experiment, ...]:
+    """The accepted changes that were measured against the same commit as one of the result and so are not in it, the
+    largest gain first: each may still gain on top of the result. Without those that were tried there."""
+    stack = journal.stack
+    top = stack[-1].commit if stack else None
+    combined = (e for e in journal.experiments if e.proposal.planner == COMBINATION and e.parent_commit == top)
+    tried = {e.proposal.hypothesis.evidence[:1] for e in combined}
+    below = {e.baseline for e in stack}
+    found = [
+        e for e in journal.accepted
+        if e.baseline in below and e not in stack and (f"#{e.number}",) not in tried
+        and (e.proposal.planner or planner) not in CONTROL_ARMS
+    ]  # fmt: skip
+    return tuple(sorted(found, key=lambda e: (-log_gain(e), e.number)))
+
+
 def stop_reason(journal: Journal, spec: CampaignSpec, elapsed_s: float, accelerators: int = 0) -> str | None:
     """Why no further change may be measured, or None. Never starts what the time left surely can't finish.
     `accelerators` are those that the target needs."""
     if journal.number_of_changes >= spec.budget.experiments:
         return f"the budget of {spec.budget.experiments} experiments is used up"
     if (left := seconds_left(spec, elapsed_s)) is not None:
-        needed = conclusion_s(journal, spec) + expected_cost_s(journal) / 2
+        needed = conclusion_s(journal, spec) + expected_cost_s(journal) * (len(journal.waiting) + 0.5)
         if left < needed and journal.number_of_changes:
             return f"the budget of {minutes(spec)} is nearly used up ({left:.0f} s left)"
         if left <= 0:
             return "the time budget is used up"
     if (left := sandbox_seconds_left(journal, spec, accelerators)) is not None:
-        needed = sandbox_conclusion_s(journal) + expected_cost_s(journal)
+        needed = sandbox_conclusion_s(journal) + expected_cost_s(journal) * (len(journal.waiting) + 1)
         if left <= 0 or (left < needed and journal.number_of_changes):
             return (
                 f"the budget of {spec.budget.accelerator_s:g} accelerator-seconds is used up "
@@ -87,11 +107,14 @@ def measuring_s(
     journal: Journal, spec: CampaignSpec, elapsed_s: float, accelerators: int, concludes: bool = True
 ) -> float | None:
     """Wall time that the next measurement may take, or None without a limit: what the budgets of time and of
-    accelerator-seconds leave, without what the conclusion needs unless it `concludes`."""
+    accelerator-seconds leave, without what the conclusion needs unless it `concludes`. Those that run at once share
+    what is left of accelerators."""
     time_left, sandbox_left = seconds_left(spec, elapsed_s), sandbox_seconds_left(journal, spec, accelerators)
     if not concludes:
         time_left = None if time_left is None else time_left - conclusion_s(journal, spec)
         sandbox_left = None if sandbox_left is None else sandbox_left - sandbox_conclusion_s(journal)
+    if sandbox_left is not None:
+        sandbox_left /= max(1, len(journal.unfinished))
     limits = [left for left in (time_left, sandbox_left) if left is not None]
     return max(0.0, min(limits)) if limits else None
 

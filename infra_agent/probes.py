@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from infra_agent import host
@@ -33,10 +33,10 @@ def run_probe(bench: Bench, probe: Probe, clear: Callable[[], bool] = lambda: Tr
     """Run one probe on both arms; `clear` is asked at each look of a paired one.
 
     What is timed has the machine for itself; the rest may run beside the rest of other experiments. Raises
-    CandidateFailed when the candidate's arm failed, BaselineFailed when the baseline's did.
+    CandidateFailed when the candidate's arm failed, BaselineFailed when the baseline's did, Halted.
     """
-    turns = bench.site.turns
-    with turns.alone() if isinstance(probe, PairedProbe) else turns.shared():
+    with bench.site.turns.alone() if isinstance(probe, PairedProbe) else nullcontext():
+        bench.site.halt.check()
         _run(bench, probe, clear)
 
 

@@ -30,6 +30,10 @@ class Progress:
         self._started = clock() - elapsed_s
         self.changes = changes
         """Changes that have their outcome."""
+        self._running: dict[object, str] = {}
+        """What is conducted now, by experiment."""
+        self._ordinals: dict[object, int] = {}
+        """Which change an experiment is, counted from 1."""
         self._doing = "starting"
         self._step = ""
 
@@ -37,14 +41,21 @@ class Progress:
         """An event of the campaign's log as one line; empty for one that is of no interest here."""
         data = event.data
         match event.type:
+            case "experiment_waiting":
+                return f"proposed: {short(str(data.get('claim', '')), _CLAIM_CHARACTERS)}"
             case "experiment_started":
-                self._doing, self._step = self._describe(data), ""
-                return self._doing
+                number = data.get("number")
+                if data.get("role") == "change":
+                    self._ordinals.setdefault(number, self.changes + self._n_changes_running() + 1)
+                self._running[number] = self._describe(data)
+                self._step = ""
+                return self._running[number]
             case "experiment_finished":
-                is_change = data.get("role") == "change"
-                self.changes += is_change
-                name = f"experiment {self.changes}" if is_change else "done"
+                number = data.get("number")
+                self.changes += data.get("role") == "change"
+                self._running.pop(number, None)
                 self._doing, self._step = "choosing the next change", ""
+                name = f"experiment {self._ordinals[number]}" if number in self._ordinals else "done"
                 return f"{name}: {_outcome(data)}"
             case "skipped":
                 return f"skipped: {data.get('what')} ({data.get('reason')})"
@@ -58,8 +69,11 @@ class Progress:
         if role == "investigation":
             return f"asking: {claim}"
         if role == "change":
-            return f"experiment {self.changes + 1} of {self._budget.experiments}: {claim}"
+            return f"experiment {self._ordinals[data.get('number')]} of {self._budget.experiments}: {claim}"
         return f"{_ROLES.get(role, role)}{f' {claim}' if role in ('control', 'layer') else ''}"
+
+    def _n_changes_running(self) -> int:
+        return sum(number in self._ordinals for number in self._running)
 
     def remark(self, text: str) -> str:
         """What the lab says it does, as one line."""
@@ -73,7 +87,10 @@ class Progress:
 
     def now(self) -> str:
         """What runs now, in one line."""
-        return f"{self._doing}{f' · {self._step}' if self._step else ''}"
+        doing = next(iter(self._running.values()), self._doing)
+        if (several := len(self._running)) > 1:
+            doing = f"{several} experiments at once"
+        return f"{doing}{f' · {self._step}' if self._step else ''}"
 
     def elapsed(self) -> str:
         """Time used."""

@@ -21,6 +21,7 @@ def request(
     tokens: int | None = None,
     dollars: float | None = None,
     accelerator_s: float | None = None,
+    parallel: int | None = None,
 ) -> CampaignSpec:
     """A campaign on a target; None means the default. Raises WrongUse, TargetInvalid."""
     limits = {
@@ -28,7 +29,7 @@ def request(
         "accelerator_s": accelerator_s,
     }  # fmt: skip
     budget = {name: v for name, v in limits.items() if v is not None}
-    given = {"planner": planner or default_planner(settings, target), "seed": seed or 0}
+    given = {"planner": planner or default_planner(settings, target), "seed": seed or 0, "parallel": parallel or 1}
     try:
         return CampaignSpec.model_validate({"target": target, "budget": Budget.model_validate(budget), **given})
     except ValidationError as error:
@@ -50,3 +51,12 @@ def default_planner(settings: Settings, target: str) -> str:
         f"target {spec.name} declares no knobs to search, and no model is set. Set INFRA_AGENT_MODEL and "
         "OPENAI_API_KEY (or OPENAI_BASE_URL) for --planner llm, or give --planner script:FILE with proposals"
     )
+
+
+def check_parallel(spec: CampaignSpec) -> None:
+    """Raises WrongUse where a planner that proposes one change at a time is asked for several."""
+    if spec.parallel > 1 and spec.planner == "external":
+        raise WrongUse(
+            "an external planner proposes one change at a time and sees its outcome before the next; leave --parallel "
+            "out"
+        )

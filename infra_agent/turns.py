@@ -1,7 +1,8 @@
 """Who may use the machine: correctness work side by side, timed work alone.
 
-A timing taken while a neighbour compiles measures the neighbour. What is timed waits until the work that runs has
-ended, and what comes after it waits until the timing is done.
+A timing taken while a neighbour compiles measures the neighbour, and the clock is in this process: a neighbour that
+only parses a file delays it. So whoever works beside others shares the machine in all that it does, and gives its
+share back while it waits to be alone.
 """
 
 from __future__ import annotations
@@ -19,34 +20,51 @@ class Turns:
         self._sharing = 0
         self._alone = False
         self._waiting = 0
+        self._mine = threading.local()
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Beside others that share."""
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._alone or self._waiting))
-            self._sharing += 1
+        self._enter()
         try:
             yield
         finally:
-            with self._changed:
-                self._sharing -= 1
-                self._changed.notify_all()
+            self._leave()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """With nobody else."""
+        """With nobody else. Inside of `shared`, the share is given back meanwhile."""
+        is_sharing = getattr(self._mine, "shares", False)
         with self._changed:
             self._waiting += 1
-            try:
-                self._changed.wait_for(lambda: not (self._alone or self._sharing))
-                self._alone = True
-            finally:
-                self._waiting -= 1
-                self._changed.notify_all()
+        if is_sharing:
+            self._leave()
         try:
-            yield
-        finally:
             with self._changed:
-                self._alone = False
-                self._changed.notify_all()
+                try:
+                    self._changed.wait_for(lambda: not (self._alone or self._sharing))
+                    self._alone = True
+                finally:
+                    self._waiting -= 1
+                    self._changed.notify_all()
+            try:
+                yield
+            finally:
+                with self._changed:
+                    self._alone = False
+                    self._changed.notify_all()
+        finally:
+            if is_sharing:
+                self._enter()
+
+    def _enter(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._alone or self._waiting))
+            self._sharing += 1
+        self._mine.shares = True
+
+    def _leave(self) -> None:
+        self._mine.shares = False
+        with self._changed:
+            self._sharing -= 1
+            self._changed.notify_all()

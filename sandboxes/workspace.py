@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -120,11 +121,12 @@ def _git(directory: Path, *args: str, stdin: bytes = b"") -> bytes:
 
 
 class Repository:
-    """The campaign's bare repository."""
+    """The campaign's bare repository. Threads may share it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._trees: dict[str, Files] = {}
+        self._kept = threading.Lock()
 
     @classmethod
     def create(cls, path: Path, source: Path, hidden: Sequence[str] = ()) -> tuple[Repository, str, str]:
@@ -229,20 +231,22 @@ class Repository:
 
     def _files(self, commit: str) -> Files:
         """The files of a commit; kept, since a few commits are checked out again and again."""
-        if commit not in self._trees:
-            files = _tar_contents(self._read("archive", "--format=tar", commit))
-            self._remember(commit, files)
-            return files
-        self._trees[commit] = self._trees.pop(commit)  # the latest used is dropped last
-        return self._trees[commit]
+        with self._kept:
+            if commit in self._trees:
+                files = self._trees[commit] = self._trees.pop(commit)  # the latest used is dropped last
+                return files
+        files = _tar_contents(self._read("archive", "--format=tar", commit))
+        self._remember(commit, files)
+        return files
 
     def _remember(self, commit: str, files: Files) -> None:
         if sum(len(data) for _, data in files.values()) > CACHED_BYTES:
             return
-        self._trees.pop(commit, None)
-        while len(self._trees) >= CACHED_TREES:
-            self._trees.pop(next(iter(self._trees)))
-        self._trees[commit] = files
+        with self._kept:
+            self._trees.pop(commit, None)
+            while len(self._trees) >= CACHED_TREES:
+                self._trees.pop(next(iter(self._trees)))
+            self._trees[commit] = files
 
     def _read(self, *args: str) -> bytes:
         """What git says of commits that it was given before: if it can't, they are gone."""

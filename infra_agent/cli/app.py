@@ -94,6 +94,14 @@ def run(
         typer.Option(min=0.1, max=1e12, help="Sandboxed time x the target's accelerators; a total when resuming."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Orders what nothing else orders in a search.")] = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Changes to propose before they are measured, at once as far as nothing is timed (default 1).",
+        ),
+    ] = None,
     resume: Annotated[str | None, typer.Option(metavar="CAMPAIGN", help="Continue a campaign.")] = None,
     as_json: Json = False,
 ) -> int:
@@ -102,14 +110,15 @@ def run(
     if resume is not None:
         if target is not None or planner is not None or seed is not None:
             raise WrongUse(
-                "--resume takes only --experiments, --minutes, --tokens, --dollars and --accelerator-seconds; "
-                "the rest was fixed at the start"
+                "--resume takes only --experiments, --minutes, --tokens, --dollars, --accelerator-seconds and "
+                "--parallel; the rest was fixed at the start"
             )
-        campaign = commands.extend(settings, resume, experiments, minutes, tokens, dollars, accelerator_seconds)
+        limits = (tokens, dollars, accelerator_seconds, parallel)
+        campaign = commands.extend(settings, resume, experiments, minutes, *limits)
     elif target is None:
         raise WrongUse("give a TARGET, or --resume CAMPAIGN; shipped targets are: " + overview.shipped_names())
     else:
-        limits = (tokens, dollars, accelerator_seconds)
+        limits = (tokens, dollars, accelerator_seconds, parallel)
         spec = request(settings, target, planner, experiments, minutes, seed, *limits)
         campaign = commands.start(settings, spec)
     ran = _run(settings, campaign)

@@ -1,7 +1,8 @@
 """Several planners share one budget: a bandit on confirmed gain per cost says who proposes next.
 
 Everything follows from the journal. A planner that has nothing to propose leaves; that it left is read off the
-journal too, for whoever proposed instead was only asked after it.
+journal too, for whoever proposed instead was only asked after it. While proposals wait to be measured none leaves:
+their outcomes may give it something to propose.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ class PortfolioPlanner:
         """The action of the member whose turn it is, under its name; Stop with each one's reason when all stopped."""
         journal = context.journal.before_step()
         left = departed(journal, tuple(self._members))
+        stopped: dict[str, str] = {}
         for name in order(journal, [n for n in self._members if n not in left and n not in self._reasons]):
             action = self._members[name].next_action(context)
             if not isinstance(action, Stop):
                 return _signed(action, name)
-            self._reasons[name] = action.reason
-        said = {name: self._reasons.get(name) or f"left before experiment {left[name]}" for name in self._members}
+            stopped[name] = action.reason
+            if not journal.unfinished:
+                self._reasons[name] = action.reason
+        said = {n: stopped.get(n) or self._reasons.get(n) or f"left before experiment {left[n]}" for n in self._members}
         return Stop(reason="every planner stopped: " + "; ".join(f"{name}: {why}" for name, why in said.items()))
 
 
@@ -51,16 +55,20 @@ def order(journal: Journal, members: Sequence[str]) -> list[str]:
 
     A gain is how far an experiment raised the best confirmed result, as a part of the largest such step so far.
     """
-    points = follow(journal)
+    points, measured = follow(journal), {e.number for e in journal.finished}
     steps = {name: [p for p in points if p.planner == name and p.role == "change"] for name in members}
     total = sum(map(len, steps.values()))
     largest = max((p.raised for p in points), default=0.0) or 1.0
+    # What waits to be measured has cost nothing yet; it is taken to cost what others do.
+    done_by_all = sum(p.number in measured for name in members for p in steps[name])
+    mean_s = sum(_cost_s(points, name) for name in members if steps[name]) / max(1, done_by_all) or LEAST_COST_S
 
     def bound(name: str) -> float:
         mine = steps[name]
         gained = sum(p.raised for p in mine) / largest / len(mine)
         unknown = CURIOSITY * math.sqrt(math.log(total) / len(mine))
-        return (gained + unknown) / (_cost_s(points, name) / len(mine))
+        done = sum(p.number in measured for p in mine)
+        return (gained + unknown) / (_cost_s(points, name) / done if done else mean_s)
 
     new = [name for name in members if not steps[name]]
     known = [name for name in members if steps[name]]
@@ -73,9 +81,11 @@ def departed(journal: Journal, members: Sequence[str]) -> dict[str, int]:
     left: dict[str, int] = {}
     seen = -1
     for experiment in (e for e in journal.experiments if e.role == "change"):
-        before = [e for e in journal.experiments if e.number <= seen]
-        asked = order(Journal(experiments=tuple(before)), [m for m in members if m not in left])
-        if experiment.proposal.planner in asked:
+        before = Journal(
+            experiments=tuple(e for e in journal.when_proposed(experiment).experiments if e.number <= seen)
+        )
+        asked = order(before, [m for m in members if m not in left])
+        if experiment.proposal.planner in asked and not before.unfinished:
             left |= dict.fromkeys(asked[: asked.index(experiment.proposal.planner)], experiment.number)
         seen = experiment.number
     return left

@@ -109,7 +109,7 @@ class ScriptedPlanner:
 
     def next_action(self, context: Context) -> Action:
         """The first entry that no change or investigation of the journal stands for, finished or not."""
-        position = sum(e.role in ("change", "investigation") for e in context.journal.experiments)
+        position = sum(e.is_asked for e in context.journal.experiments)
         if position >= len(self._proposals):
             return Stop(reason=f"all {len(self._proposals)} proposals of {self._name} were tried")
         entry = self._proposals[position]

@@ -22,7 +22,7 @@ class Session(NamedTuple):
     @property
     def proposed(self) -> tuple[Experiment, ...]:
         """What its planner asked for, in order: changes and investigations, whatever came of them."""
-        return tuple(e for e in self.journal.experiments if e.role in ("change", "investigation"))
+        return tuple(e for e in self.journal.experiments if e.is_asked)
 
 
 def patch_name(experiment: Experiment) -> str:

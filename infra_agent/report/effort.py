@@ -55,7 +55,7 @@ def _share(points: Sequence[Point], name: str, tokens: int, spec: TargetSpec) ->
 def _tokens(journal: Journal, calls: Sequence[CallUse], kind: str) -> Counter[str]:
     """Tokens by planner. A call is that of the planner whose experiment came next; where that one asks no model, the
     call ended with a stop, and is that of the one that does."""
-    proposed = [e for e in journal.experiments if e.role in ("change", "investigation")]
+    proposed = [e for e in journal.experiments if e.is_asked]
     ends = [e.created_at for e in proposed]
     asking = [e.proposal.planner for e in proposed if e.proposal.planner in ASK_A_MODEL]
     spent: Counter[str] = Counter()

@@ -35,7 +35,7 @@ LAYERS = {
         {"cli"},
     ),
     "infra_agent": (
-        {"errors", "places", "fields", "host", "turns"},
+        {"errors", "places", "fields", "host", "turns", "halt"},
         {"settings", "knobs", "methods"},
         {"domain", "target"},
         {"forecast", "investigation", "catalogue", "launch", "leftovers", "packages", "pulse", "scaffold"},
@@ -49,7 +49,7 @@ LAYERS = {
         {"experiment"},
         {"noise", "layers"},
         {"desk"},
-        {"conclusion"},
+        {"conclusion", "batch"},
         {"loop", "report"},
         {"ending", "progress", "recording"},
         {"commands", "memory"},

@@ -33,9 +33,10 @@ def played(*gains: float, planner: str = "search", sandbox_s: float = 10.0, **fi
         simulated.record(proposal, kind, effect(1 + gain, 0.99 + gain, 1.01 + gain), sandbox_s=sandbox_s)
     timed = [
         e.model_copy(
-            update={"started_at": START, "finished_at": START + timedelta(seconds=sandbox_s + 1), "model_s": 2.0}
+            update={"started_at": start, "finished_at": start + timedelta(seconds=sandbox_s + 1), "model_s": 2.0}
         )
         for e in simulated.experiments
+        if (start := START + timedelta(hours=e.number))
     ]
     campaign = domain.Campaign(
         id=f"cmp_{planner.replace(':', '_')}", spec=CampaignSpec(target="/t", planner=planner), target_name="t",
