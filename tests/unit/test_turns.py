@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from infra_agent.halt import Halt, Halted
 from infra_agent.turns import Turns
 
 LONG_S = 10.0
@@ -84,3 +85,34 @@ def test_a_failure_inside_gives_the_turn_back() -> None:
         pass
     with turns.shared():
         pass
+
+
+def test_who_shares_and_wants_to_be_alone_waits_for_the_others_and_goes_on_sharing() -> None:
+    turns, lock = Turns(), threading.Lock()
+    alone: list[str] = []
+
+    def work(name: str) -> None:
+        with turns.shared():
+            for _ in range(50):
+                with turns.alone():  # two that share would wait for each other for good if they kept their shares
+                    with lock:
+                        alone.append(name)
+                    assert len(alone) == 1
+                    with lock:
+                        alone.remove(name)
+
+    with ThreadPoolExecutor(3) as pool:
+        for future in [pool.submit(work, name) for name in "abc"]:
+            future.result(LONG_S)
+
+
+def test_what_is_halted_is_ended_and_nothing_new_begins() -> None:
+    halt, ended = Halt(), []
+    halt.check()
+    with halt.ending(lambda: ended.append("first")):
+        halt.halt()
+        halt.halt()
+        with pytest.raises(Halted):
+            halt.check()
+    halt.halt()
+    assert ended == ["first", "first"]
