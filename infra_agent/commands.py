@@ -29,6 +29,7 @@ from infra_agent.packages import ensure_packages
 from infra_agent.planner import Planner
 from infra_agent.planner.build import build_planner, scripted_proposals
 from infra_agent.planner.external import ExternalPlanner
+from infra_agent.pulse import beating, last_beat_s
 from infra_agent.recording import Session, write
 from infra_agent.recording.redaction import redaction
 from infra_agent.request import check_parallel
@@ -42,6 +43,10 @@ from sandboxes.workspace import Repository, RepositoryLost, SourceRefused, Works
 
 Watch = Callable[[Event], None]
 Say = Callable[[str], None]
+
+
+RUN_PULSE = "run.pulse"
+"""In a campaign's directory, while it runs: the wall time of all its runs."""
 
 
 class Ran(NamedTuple):
@@ -117,7 +122,12 @@ def run(settings: Settings, campaign_id: str, watch: Watch, say: Say, planner: P
         with store.transaction(read_only=True) as ledger:  # again, now that nobody changes it
             campaign = ledger.campaign(campaign_id)
         ending.refuse_ended(campaign)
+        pulse = directory / RUN_PULSE
+        elapsed_s = max(campaign.elapsed_s, last_beat_s(pulse))  # a killed run could not store what it took
+        campaign = campaign.model_copy(update={"elapsed_s": elapsed_s})
         started_s, campaign = time.monotonic(), ending.reopened(campaign)
+        stack.callback(pulse.unlink, missing_ok=True)
+        stack.enter_context(beating(pulse, elapsed_s))
         try:
             stack.enter_context(temporary_files(directory))
             desk = make_desk(settings, campaign, store, watch, say, started_s)

@@ -1,4 +1,4 @@
-"""How long a measurement has run, kept in a file while it runs, so that a killed one is not forgotten by a budget."""
+"""How long something has run, kept in a file while it runs, so that a killed one is not forgotten by a budget."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def pulse_file(runs: Path, experiment_id: str) -> Path:
 
 
 @contextmanager
-def beating(path: Path) -> Iterator[None]:
-    """Keep in the file, from above, for how many seconds the block has run; the file stays until what was measured in
-    it is stored, and somebody removes it."""
+def beating(path: Path, before_s: float = 0.0) -> Iterator[None]:
+    """Keep in the file, from above, for how many seconds the block has run, added to `before_s`; the file stays until
+    that is stored, and somebody removes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     started_s, done = time.monotonic(), threading.Event()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def beat(ahead_s: float = PERIOD_S) -> None:
         # Until the next beat: a kill in between is covered. One small write is never seen in part.
-        until_s = time.monotonic() - started_s + ahead_s
+        until_s = before_s + time.monotonic() - started_s + ahead_s
         os.pwrite(file, f"{until_s:{_WIDTH - 1}.3f}\n".encode(), 0)
 
     def beats() -> None:
@@ -50,7 +50,7 @@ def beating(path: Path) -> Iterator[None]:
 
 
 def last_beat_s(path: Path) -> float:
-    """For how long a block ran whose outcome was never stored; 0 where there is no such file. Raises OSError."""
+    """What was kept of a block whose outcome was never stored; 0 where there is no such file. Raises OSError."""
     try:
         return float(path.read_text(encoding="ascii") or 0)
     except FileNotFoundError:

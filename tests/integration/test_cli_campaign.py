@@ -499,6 +499,36 @@ def test_a_killed_campaign_is_known_as_interrupted_and_a_resume_needs_neither_sc
     assert list(temporary.iterdir()) == []
 
 
+KILLED_WHILE_IT_THINKS = """
+import os, signal, sys, time
+from infra_agent import commands
+from infra_agent.request import request
+from infra_agent.settings import load_settings
+
+
+class Thinking:
+    def next_action(self, context):
+        time.sleep(6)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+settings = load_settings()
+campaign = commands.start(settings, request(settings, sys.argv[1], "script:scripts/all.toml"))
+commands.run(settings, campaign.id, lambda event: None, lambda text: None, Thinking())
+"""
+
+
+def test_the_wall_time_of_a_killed_run_counts_against_the_budget(cli: Cli, toy: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_THINKS, str(toy)], env=cli.env({}), check=False)
+    assert done.returncode == -signal.SIGKILL
+    stored_s = cli("show", "--json").json["use"]["elapsed_s"]
+    resumed = cli("run", "--resume", "latest", "--minutes", str((stored_s + 6) / 60), "--json")
+    assert "budget" in resumed.json["stop_reason"]
+    assert resumed.json["n_changes"] == 0
+    assert resumed.json["use"]["elapsed_s"] >= stored_s + 6
+    assert not list(cli.home.glob("campaigns/*/run.pulse"))
+
+
 def test_a_model_that_is_down_stops_the_campaign_resumably(cli: Cli, toy: Path) -> None:
     model = {"INFRA_AGENT_MODEL": "m", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
     done = cli("run", str(toy), "--planner", "llm", "--json", **model)
