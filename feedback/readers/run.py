@@ -41,6 +41,8 @@ def read_artefact(directory: Path, artefact: Artefact) -> list[Observation]:
 
 
 def _no_report(artefact: Artefact, arm: ArmName, name: str, message: str) -> RuntimeEvent:
+    chosen = " ".join(f"{parameter}={value}" for parameter, value in artefact.case.items())
+    message = f"at {chosen}: {message}" if chosen else message
     return RuntimeEvent(
         probe=artefact.probe, source="report", name=name, level="warning", message=message, arm=arm,
         stage=artefact.stage, place=Source(file=artefact.path),
