@@ -56,12 +56,18 @@ elif how == "large":
     out.write_text(text + " " * 200_000)
 elif how == "link":
     out.symlink_to("/etc/passwd")
+elif how == "linked-directory":
+    other = pathlib.Path("/scratch/other")
+    other.mkdir()
+    (other / "trace.json").write_text(text)
+    out.parent.rmdir()
+    out.parent.symlink_to(other)
 elif how == "pipe":
     os.mkfifo(out)
 elif how == "junit":
     case = '<testcase name="adds"><failure message="2 + 2 is 5"/></testcase>'
     pathlib.Path("/tree/results.xml").write_text(f'<testsuite name="s"><testcase name="counts"/>{case}</testsuite>')
-sys.exit(how == "failing")
+sys.exit(how in ("failing", "failing-with-nothing"))
 """
 ASKS = """
 [[propose]]
@@ -70,7 +76,7 @@ knobs = { copies = 1 }
 [[investigate]]
 question = "Where does the time go?"
 probe = "trace"
-params = { how = ["sound", "missing", "broken", "large", "link", "pipe"] }
+params = { how = ["sound", "missing", "broken", "large", "link", "pipe", "linked-directory"] }
 [[investigate]]
 question = "Does it grow?"
 probe = "trace"
@@ -122,7 +128,8 @@ def test_a_probe_that_waits_runs_when_asked_and_its_files_become_signals(tmp_pat
     assert "larger than 100000 bytes" in lost["large"]
     assert "symbolic link" in lost["link"]
     assert "not a regular file" in lost["pipe"]
-    assert len(lost) == 5
+    assert "cannot be read" in lost["linked-directory"]
+    assert len(lost) == 6
     assert "root:" not in str(hows.signals)
 
     assert [("calls=2" in s.message, "calls=8" in s.message) for s in of(grows, "utilization.own_time")] == [
@@ -162,6 +169,18 @@ def test_what_a_probe_left_is_read_as_evidence(tmp_path: Path) -> None:
     told = Reader(planner.shown[-1]).read_evidence(ReadEvidence(id=found.fingerprint))
     assert "the longest of 4: inner_kernel" in told
     assert "0.000 ms +4.000 ms outer" in told
+
+
+def test_what_only_informs_ends_no_campaign_even_where_the_baseline_fails_it(tmp_path: Path) -> None:
+    toy = target_of(tmp_path / "toy", '[[propose]]\nclaim = "One is enough"\nknobs = { copies = 1 }\nprobe = "trace"\n')
+    text = (toy / "target.toml").read_text().replace('how = "sound"', 'how = "failing-with-nothing"')
+    (toy / "target.toml").write_text(text)
+    git(toy, "commit", "--quiet", "--all", "-m", "it fails")
+    cli = Cli(tmp_path / "home", tmp_path)
+    done = cli("run", str(toy), "--planner", "script:scripts/all.toml", "--json")
+    assert done.code == 0, done.err
+    (tried,) = (e for e in cli.experiments() if e.role == "change")
+    assert (tried.state, tried.verdict and tried.verdict.kind) == (State.COMPLETE, VerdictKind.ACCEPT)
 
 
 @pytest.mark.slow
