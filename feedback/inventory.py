@@ -157,6 +157,9 @@ def _artefacts(run: Run, entries: list[Entry], unread: list[NotRead]) -> None:
         if format is None:
             continue  # only for people
         path = run.path(artefact)
+        if artefact.lost:
+            unread.append(NotRead(path=path, name=artefact.path, reason=artefact.lost[:400]))
+            continue
         if "\0" in artefact.path or not path.resolve().is_relative_to(root):
             unread.append(NotRead(path=path, name=artefact.path, reason="lies outside of its run directory"))
             continue

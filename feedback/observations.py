@@ -101,7 +101,8 @@ class RuntimeEvent(Record):
     probe: str
     source: str
     """`engine_log`, `metrics`, `process`, `contention`, `check`, `host` (facts about the machine), `load` (a load
-    client), `gc`, `warnings`, `jit`, `cgroup`, `events`."""
+    client), `gc`, `warnings`, `jit`, `cgroup`, `events`, `report` (a file that a
+    probe was to leave and that is missing or unreadable)."""
     name: str
     level: Literal["error", "warning", "note"] = "note"
     message: str = ""

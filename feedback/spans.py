@@ -63,6 +63,8 @@ class Spans:
     """Intervals that the file says were dropped, or that could not be read."""
     notes: tuple[str, ...] = ()
     """What a reader should know before it concludes something from an absence."""
+    case: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """Under which chosen parameters it was recorded; empty where nobody chose."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -109,3 +111,4 @@ class Stacks:
     """Whether only samples that held the GIL were taken."""
     lost: int = 0
     notes: tuple[str, ...] = ()
+    case: Mapping[str, str | int | float | bool] = field(default_factory=dict)

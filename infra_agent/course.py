@@ -31,6 +31,8 @@ class Files:
 
     def read(self, artefact: Artefact) -> list[Observation]:
         """The observations of one artefact. Raises Unreadable, OSError."""
+        if artefact.lost:
+            return read_artefact(self._directory, artefact)
         size_bytes = (self._directory / artefact.path).stat().st_size
         known = self._read.get(artefact.path)
         if known is None or known[0] != size_bytes:
@@ -40,7 +42,7 @@ class Files:
 
 def ordered(spec: TargetSpec, proposal: Proposal | None, gates: bool, hidden: bool) -> list[Probe]:
     """Builds, then the probe that answers the question, then the other gates and deterministic counts by cost,
-    then the objective."""
+    then the objective. What waits to be asked runs only as the probe that answers."""
     objective = spec.probe(spec.objective.probe)
     asked = proposal.probe if proposal else ""
 
@@ -52,6 +54,8 @@ def ordered(spec: TargetSpec, proposal: Proposal | None, gates: bool, hidden: bo
     def is_needed(probe: Probe) -> bool:
         if isinstance(probe, EventsProbe) or probe is objective or (probe.hidden and not hidden):
             return False
+        if probe.waits:
+            return probe.name == asked
         if isinstance(probe, CallgrindProbe):
             return gates and shutil.which("valgrind") is not None
         if isinstance(probe, PairedProbe):

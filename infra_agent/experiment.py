@@ -131,7 +131,7 @@ def investigate(lab: Lab, experiment: Experiment) -> Outcome:
             ))  # fmt: skip
         observations = [*steps(bench.steps)]
         for artefact in bench.artefacts:
-            if (directory / artefact.path).exists():
+            if artefact.lost or (directory / artefact.path).exists():
                 observations += read_artefact(directory, artefact)
         bench.record().save()
     asked_of = CodeLocation(file="the parent", symbol=proposal.probe)
@@ -206,7 +206,7 @@ def measure(
             nonlocal seen_steps, seen_artefacts
             observations.extend(steps(bench.steps[seen_steps:]))
             for artefact in bench.artefacts[seen_artefacts:]:
-                if (directory / artefact.path).exists():
+                if artefact.lost or (directory / artefact.path).exists():
                     observations.extend(files.read(artefact))
             seen_steps, seen_artefacts = len(bench.steps), len(bench.artefacts)
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from sandboxes.sandbox import LONGEST_S
 
+_LEFT = re.compile(r"/(?:scratch|tree)(?:/[A-Za-z0-9_.+@-]+)+")
 _KEY_PART = re.compile(r"^[^\s\"'\[\]=#]+(?: +[^\s\"'\[\]=#]+)*$")
 
 
@@ -37,6 +38,16 @@ def _command(command: tuple[str, ...]) -> tuple[str, ...]:
     return command
 
 
+def _left_inside(path: str) -> str:
+    """A file of the sandbox, in the way that the sandbox itself names it."""
+    plain = PurePosixPath(path)
+    if not _LEFT.fullmatch(path) or str(plain) != path or ".." in plain.parts or len(path) > 200:
+        raise ValueError(
+            f"{path!r} must name a file below /scratch or /tree, such as /scratch/trace.json, without `..` and spaces"
+        )
+    return path
+
+
 def _dotted(key: str) -> str:
     if not all(_KEY_PART.match(part) for part in key.split(".")):
         raise ValueError(f"{key!r} must be names of tables and a key, joined by dots, without quotes")
@@ -46,6 +57,8 @@ def _dotted(key: str) -> str:
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """What stands in file names too."""
 InsidePath = Annotated[str, AfterValidator(_inside)]
+LeftPath = Annotated[str, AfterValidator(_left_inside)]
+"""Of a file that a command leaves in its sandbox."""
 Looks = Annotated[tuple[int, ...], AfterValidator(_rising)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]

@@ -5,12 +5,22 @@ Reads only the target; runs nothing. The same check serves whoever proposes and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
 from feedback.observations import Scalar
-from infra_agent.target import EventsProbe, LoadProbe, LogprobsProbe, OutputsProbe, Probe, SlicesProbe, TargetSpec
+from infra_agent.target import (
+    CommandProbe,
+    EventsProbe,
+    LoadProbe,
+    LogprobsProbe,
+    OutputsProbe,
+    Probe,
+    SlicesProbe,
+    TargetSpec,
+)
 
 MAX_INVESTIGATIONS = 6
 """In one step. They cost time, but none of the error budget: nothing is accepted by them."""
@@ -19,6 +29,9 @@ MAX_STREAMS = 64
 MAX_OUTPUT_TOKENS = 512
 MAX_NUMBER = 1 << 24
 """Of a worker's own parameters: a mistyped size must not fill the memory."""
+
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,63}")
+"""What may be put into a command: one plain word, which no shell and no program takes for anything else."""
 
 Params = Mapping[str, Sequence[Scalar]]
 
@@ -37,7 +50,7 @@ class Point(NamedTuple):
 def parameters(probe: Probe) -> dict[str, Scalar | None]:
     """The parameters of a probe that may be chosen, with their values now (None where it depends on the case)."""
     match probe:
-        case SlicesProbe():
+        case SlicesProbe() | CommandProbe():
             return dict(probe.params)
         case LoadProbe():
             return {"streams": probe.streams, "output_tokens": probe.output_tokens}
@@ -59,6 +72,8 @@ def points(spec: TargetSpec, name: str, params: Params) -> list[Point]:
             raise InvestigationRefused(f"give {parameter} at least one value")
         for value in values:
             _fit(name, parameter, value, known[parameter])
+            if isinstance(probe, CommandProbe) and isinstance(value, str) and not _WORD.fullmatch(value):
+                raise InvestigationRefused(f"{parameter} of probe {name} goes into a command: give one plain word")
     combined = [dict(zip(params, values, strict=True)) for values in product(*params.values())]
     if len(combined) > MAX_POINTS:
         raise InvestigationRefused(
@@ -88,7 +103,7 @@ def _fit(probe: str, name: str, value: Scalar, now: Scalar | None) -> None:
 
 def _point(probe: Probe, chosen: dict[str, Scalar]) -> Point:
     match probe:
-        case SlicesProbe():
+        case SlicesProbe() | CommandProbe():
             params = {**probe.params, **chosen}
             return Point(probe.model_copy(update={"params": params}), params)
         case LoadProbe():

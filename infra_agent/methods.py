@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from feedback.observations import Scalar
-from infra_agent.fields import Blocks, Command, Count, Few, InsidePath, Looks, Name, Positive, Seconds
+from feedback.readers import formats
+from infra_agent.fields import Blocks, Command, Count, Few, InsidePath, LeftPath, Looks, Name, Positive, Seconds
 from sandboxes.results import Record
 from sandboxes.sandbox import LONGEST_S
 
@@ -24,14 +25,68 @@ class _Probe(Record):
     """Whether a candidate that fails it is rejected."""
     hidden: bool = False
     """Whether planners never see it: it runs in confirmations only, and all that is told of it is pass or fail."""
+    when: Literal["always", "asked"] = "always"
+    """`asked`: never in the ordinary course of an experiment. Of the kind `trace` every probe is so."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it runs only when an investigation asks for it, or a hypothesis names it to answer."""
+        return self.when == "asked" or self.kind == "trace"
+
+
+_BOTH_ARMS = ("load", "slices", "outputs", "logprobs")
+"""Formats of our own probes, which hold both arms: no command of one arm may write them."""
+
+
+def _foreign(name: str) -> str:
+    known = [f.name for f in formats.FORMATS if f.name not in _BOTH_ARMS]
+    if name not in known:
+        raise ValueError(f"unknown format {name!r}; known are: {', '.join(known)}")
+    return name
+
+
+class Report(Record):
+    """A file that a command leaves in its sandbox, and what reads it."""
+
+    path: LeftPath
+    format: Annotated[str, AfterValidator(_foreign)]
+    """As docs/feedback.md names it, such as `chrome_trace` or `collapsed`."""
+    limit_bytes: int = Field(default=64 << 20, gt=0, le=512 << 20)
+    """Larger than this it is not taken."""
 
 
 class CommandProbe(_Probe):
-    """A command that must succeed in each arm, such as a build or a test suite."""
+    """A command that must succeed in each arm, such as a build or a test suite, and the files that it leaves."""
 
     method: Literal["command"]
     command: Command
+    params: dict[str, Scalar] = {}
+    """What stands for `{param:NAME}` in the command, unless an investigation chooses other values."""
+    reports: tuple[Report, ...] = Field(default=(), max_length=16)
     timeout_s: Seconds = 120.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CommandProbe:
+        paths = [r.path for r in self.reports]
+        if twice := next((p for p in paths if paths.count(p) > 1), None):
+            raise ValueError(f"report {twice} is declared twice")
+        if unused := next((n for n in self.params if not any(place(n) in part for part in self.command)), None):
+            raise ValueError(f"its command does not use the parameter {unused!r}: write {place(unused)} in it")
+        return self
+
+    @property
+    def filled(self) -> Command:
+        """The command with its parameters in their places."""
+        parts = list(self.command)
+        for name, value in self.params.items():
+            said = str(value).lower() if isinstance(value, bool) else str(value)
+            parts = [part.replace(place(name), said) for part in parts]
+        return tuple(parts)
+
+
+def place(parameter: str) -> str:
+    """Where a parameter belongs in a command."""
+    return f"{{param:{parameter}}}"
 
 
 class OutputsProbe(_Probe):

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
+from pathlib import PurePosixPath
 from typing import Any
 
 from infra_agent import host
@@ -24,7 +25,7 @@ from infra_agent.target import (
     SlicesProbe,
     schedule,
 )
-from sandboxes.results import ArmName, Step, StepResult
+from sandboxes.results import ArmName, Artefact, Step, StepResult
 from sandboxes.runner import Arm, ArmFailed, OpenArm, Schedule, calibrate_repeat, measure_pairs
 from sandboxes.worker import WorkerArm
 
@@ -45,7 +46,8 @@ def _run(bench: Bench, probe: Probe, clear: Callable[[], bool]) -> None:
         case CommandProbe():
             # What is built is needed by both arms, whatever is measured later.
             for arm in ARMS if probe.kind == "build" else bench.arms:
-                _run_command(bench, probe, arm, bench.expand(probe.command))
+                _clear_reports(bench, probe, arm)
+                _run_command(bench, probe, arm, bench.expand(probe.filled))
         case CallgrindProbe():
             _count_instructions(bench, probe)
         case OutputsProbe():
@@ -65,9 +67,35 @@ def _run_command(bench: Bench, probe: CommandProbe | CallgrindProbe, arm: ArmNam
     with bench.sandboxed():
         result = bench.sandbox(arm).exec(command, timeout_s=probe.timeout_s)
     bench.steps.append(StepResult(step=step, result=result, arm=arm, stage=bench.stage.name))
-    decides = probe.gate or probe.kind == "build" or isinstance(probe, CallgrindProbe) or arm == "baseline"
+    if isinstance(probe, CommandProbe):
+        _take_reports(bench, probe, arm)
+    # What only informs ends no experiment, even where the baseline fails it.
+    needed = arm == "baseline" and not probe.waits
+    decides = probe.gate or probe.kind == "build" or isinstance(probe, CallgrindProbe) or needed
     if not result.ok and decides:
         bench.fail(arm, f"{probe.name}: {result.describe()}")
+
+
+def _clear_reports(bench: Bench, probe: CommandProbe, arm: ArmName) -> None:
+    """Remove what lies in the reports' places: an earlier command's, or the tree's, would pass for this one's."""
+    if probe.reports:
+        with bench.sandboxed():
+            bench.sandbox(arm).exec(("rm", "-f", "--", *(r.path for r in probe.reports)))
+
+
+def _take_reports(bench: Bench, probe: CommandProbe, arm: ArmName) -> None:
+    """Copy the declared files into the run. One that is not there, no regular file or too large is listed as lost."""
+    for n, report in enumerate(probe.reports):
+        name = bench.file(probe, f"{arm}-{n}-{PurePosixPath(report.path).name}")
+        lost = ""
+        try:
+            (bench.run_directory / name).write_bytes(bench.sandbox(arm).read_file(report.path, report.limit_bytes))
+        except FileNotFoundError as error:
+            lost = f"no report {report.path}: {error}"
+        bench.artefacts.append(
+            Artefact(path=name, format=report.format, probe=probe.name, arm=arm, stage=bench.stage.name,
+                     case=bench.case, lost=lost)
+        )  # fmt: skip
 
 
 def _count_instructions(bench: Bench, probe: CallgrindProbe) -> None:

@@ -45,7 +45,9 @@ from infra_agent.methods import (
     OutputsProbe as OutputsProbe,
     PairedProbe as PairedProbe,
     Probe as Probe,
+    Report as Report,
     SlicesProbe as SlicesProbe,
+    place as parameter_place,
 )
 from infra_agent.places import Place, line_of, unfit
 from sandboxes.contention import Limit
@@ -116,6 +118,7 @@ _NOT_MEASURING = {
     "budget_s",
     "max_repeats",
     "default_margin",
+    "when",
 }
 """Fields of a probe that don't touch what one pair measures."""
 
@@ -168,6 +171,9 @@ class TargetSpec(Record):
         for probe in self.probes:
             if probe.hidden and not (probe.gate and isinstance(probe, CommandProbe | OutputsProbe)):
                 raise ValueError(f"probe {probe.name}: only a gate with method command or outputs can be hidden")
+        for probe in self.probes:
+            if probe.waits and (where := self._needed(probe)):
+                raise ValueError(f"probe {probe.name}: {where}; it can't wait to be asked, as `trace` and `asked` do")
         uses_server = any(isinstance(p, LoadProbe | LogprobsProbe) for p in self.probes)
         if uses_server and self.server is None:
             raise ValueError("probes with method load or logprobs need a [server]")
@@ -176,6 +182,14 @@ class TargetSpec(Record):
             if isinstance(probe, EventsProbe) and not isinstance(watched, LoadProbe):
                 raise ValueError(f"probe {probe.name}: during {probe.during!r} is no probe with method load")
         return self
+
+    def _needed(self, probe: Probe) -> str:
+        """Why a probe can't be one that runs only when asked; empty if it can."""
+        if probe.gate or probe.hidden or probe.kind == "build":
+            return "every experiment needs its builds and gates"
+        if probe.name == self.objective.probe:
+            return "every experiment needs the objective's probe"
+        return f"nobody can ask for method {probe.method}" if isinstance(probe, LogprobsProbe | EventsProbe) else ""
 
     @model_validator(mode="after")
     def _knobs_exist(self) -> TargetSpec:
@@ -284,16 +298,10 @@ def _place(loc: Place) -> Place:
 def _contradictions(spec: TargetSpec) -> Iterator[tuple[Place, str]]:
     """What is wrong between the parts of a target, each part being right by itself."""
     known = {"{python}", *(f"{{package:{p.name}}}" for p in spec.packages), *(["{socket}"] if spec.server else [])}
-    commands: list[tuple[Place, tuple[str, ...]]] = []
-    if spec.server:
-        commands.append((("server", "command"), spec.server.command))
-    for n, probe in enumerate(spec.probes):
-        for name in ("command", "worker", "oracle", "tokenizer"):
-            given = getattr(probe, name, ())
-            commands.append((("probes", n, name), (given,) if isinstance(given, str) else given))
-    for place, command in commands:
-        for unknown in (p for part in command for p in _PLACEHOLDER.findall(part) if p not in known):
-            yield place, f"unknown placeholder {unknown}; known here are: {', '.join(sorted(known))}"
+    for place, command, own in _commands(spec):
+        here = known | own
+        for unknown in (p for part in command for p in _PLACEHOLDER.findall(part) if p not in here):
+            yield place, f"unknown placeholder {unknown}; known here are: {', '.join(sorted(here))}"
     keys: dict[str, str] = {}
     for n, knob in enumerate(spec.knobs):
         for key, other in keys.items():
@@ -309,6 +317,17 @@ def _contradictions(spec: TargetSpec) -> Iterator[tuple[Place, str]]:
             yield ("launch_file", "path"), f"{path} is hidden, so no knob could be set"
         elif not matches(path, spec.editable) or matches(path, spec.protected):
             yield ("launch_file", "path"), f"{path} is not editable, so no knob could be set; add it to `editable`"
+
+
+def _commands(spec: TargetSpec) -> Iterator[tuple[Place, tuple[str, ...], set[str]]]:
+    """Every command with its place and the placeholders that only it knows."""
+    if spec.server:
+        yield ("server", "command"), spec.server.command, set()
+    for n, probe in enumerate(spec.probes):
+        own = {parameter_place(name) for name in probe.params} if isinstance(probe, CommandProbe) else set()
+        for name in ("command", "worker", "oracle", "tokenizer"):
+            given = getattr(probe, name, ())
+            yield ("probes", n, name), (given,) if isinstance(given, str) else given, own
 
 
 def _problem(text: str, origin: str, loc: Place, message: str) -> str:

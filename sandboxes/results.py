@@ -84,6 +84,10 @@ class Artefact(Record):
     arm: ArmName | None = None
     stage: str = "screen"
     """screen or confirm: which measurement of the experiment made it."""
+    case: dict[str, str | int | float | bool] = {}
+    """Which parameters were chosen for the command that left it, where somebody chose."""
+    lost: str = ""
+    """Why there is no such file although it was promised; empty if there is one."""
 
 
 class Step(Record):

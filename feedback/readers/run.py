@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from feedback.observations import Observation, RuntimeEvent, TestOutcome
-from feedback.readers import formats
-from sandboxes.results import Artefact, Run, StepResult
+from feedback.observations import Measurement, Observation, ParityPoint, RuntimeEvent, Scalar, Source, TestOutcome
+from feedback.readers import Unreadable, formats
+from feedback.spans import Spans, Stacks
+from sandboxes.results import ArmName, Artefact, Run, StepResult
 
 
 def read(run: Run) -> list[Observation]:
@@ -20,12 +22,42 @@ def read(run: Run) -> list[Observation]:
 
 
 def read_artefact(directory: Path, artefact: Artefact) -> list[Observation]:
-    """The observations in one artefact. Formats that only people read give none."""
+    """The observations in one artefact. Formats that only people read give none. What one arm left behind speaks of
+    that arm alone, and is an event where it is lost or can't be read. Raises Unreadable for one of both arms, which
+    is our own, and OSError."""
     format = formats.named(artefact.format)
     if format is None:
         return []
-    path = directory / artefact.path
-    return list(format.read(path, artefact.probe, artefact.stage, artefact.arm or "candidate"))
+    arm = artefact.arm
+    if arm is None:
+        return list(format.read(directory / artefact.path, artefact.probe, artefact.stage, "candidate"))
+    if artefact.lost:
+        return [_no_report(artefact, arm, "missing", artefact.lost)]
+    try:
+        found = format.read(directory / artefact.path, artefact.probe, artefact.stage, arm)
+    except Unreadable as error:
+        return [_no_report(artefact, arm, "unreadable", str(error))]
+    return [_under(artefact.case, o) for o in found if o.arm == arm]
+
+
+def _no_report(artefact: Artefact, arm: ArmName, name: str, message: str) -> RuntimeEvent:
+    chosen = " ".join(f"{parameter}={value}" for parameter, value in artefact.case.items())
+    message = f"at {chosen}: {message}" if chosen else message
+    return RuntimeEvent(
+        probe=artefact.probe, source="report", name=name, level="warning", message=message, arm=arm,
+        stage=artefact.stage, place=Source(file=artefact.path),
+    )  # fmt: skip
+
+
+def _under(params: dict[str, Scalar], observation: Observation) -> Observation:
+    """The same, measured under chosen parameters."""
+    match observation:
+        case Spans() | Stacks() if params:
+            return replace(observation, case=params)
+        case Measurement() | ParityPoint() if params:
+            return observation.model_copy(update={"case": {**params, **observation.case}})
+        case _:
+            return observation
 
 
 def steps(results: Sequence[StepResult]) -> list[Observation]:

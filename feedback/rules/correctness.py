@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from feedback.criteria import Criteria
-from feedback.observations import Observation, TestOutcome
+from feedback.observations import Observation, RuntimeEvent, TestOutcome
 from feedback.rules import rule
 from feedback.rules.cases import evidence, where
-from feedback.signals import Cause, CodeLocation, Location, ProcessLocation, Quantity, Signal
+from feedback.signals import Cause, CodeLocation, Evidence, Location, ProcessLocation, Quantity, Signal
 
 MAX_PLACES = 5
 """Places and tests that are named one by one; the rest are counted."""
@@ -98,6 +98,31 @@ def failed_tests(observations: Sequence[Observation], criteria: Criteria) -> lis
                     evidence=evidence(failed),
                 )
             )  # fmt: skip
+    return signals
+
+
+@rule(
+    "correctness.report",
+    says="a file that a probe was to leave is missing, too large, or can't be read",
+    needs="a probe that declares reports",
+)
+def lost_report(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
+    """One signal a file and arm. A gate without its report is not passed; elsewhere nothing is known from it."""
+    signals = []
+    for o in observations:
+        if not isinstance(o, RuntimeEvent) or o.source != "report" or o.stage != criteria.stage:
+            continue
+        role = criteria.role_of(o.probe) if o.arm == "candidate" else "information"
+        file = o.place.file if o.place else ""
+        signals.append(
+            Signal(
+                rule_id="correctness.report", level="error" if role == "gate" else "warning", role=role,
+                finding="violates" if role == "gate" else "abstained",
+                subject=f"{o.arm} {file}", reason=o.message[:400], message=f"{o.probe}, {o.arm}: {o.message}"[:400],
+                locations=where(criteria, o.probe, ProcessLocation(arm=o.arm, role=o.probe)),
+                evidence=(Evidence(artefact=file),) if o.name == "unreadable" else (),
+            )
+        )  # fmt: skip
     return signals
 
 

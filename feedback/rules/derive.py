@@ -29,6 +29,7 @@ from feedback.rules.utilization import (
     launch,
     locks,
     overlap,
+    spent,
     spin,
     steps,
 )
@@ -43,6 +44,7 @@ _SHOWN: tuple[Rule, ...] = (
     requests.failed_requests,
     correctness.changed_tests,
     correctness.failed_tests,
+    correctness.lost_report,
     correctness.gate_silent,
     correctness.flaky,
     parity.numeric_error,
@@ -77,6 +79,7 @@ _SHOWN: tuple[Rule, ...] = (
     critical_path.critical_path,
     steps.step_time,
     difference.profile_diff,
+    spent.own_time,
     integrity.measures_nothing,
     integrity.moved_work,
     stability.env_contention,

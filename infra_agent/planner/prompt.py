@@ -166,4 +166,5 @@ def _probe(probe: Probe) -> str:
     gate = " A candidate that fails it is rejected." if probe.gate else ""
     known = ", ".join(name if value is None else f"{name}={value}" for name, value in parameters(probe).items())
     params = f" Parameters: {known}." if known else ""
-    return f"- {probe.name} ({probe.kind}, about {probe.cost_s:g} s): {probe.description}{covers}{params}{gate}"
+    asked = " Runs only when it is asked." if probe.waits else ""
+    return f"- {probe.name} ({probe.kind}, about {probe.cost_s:g} s): {probe.description}{covers}{params}{gate}{asked}"

@@ -27,6 +27,8 @@ from infra_agent.store.failures import translated
 
 _CONTENT = {"sha256", "size_bytes", "media_type"}
 """Fields of a StoredArtefact that tell of its content, not of its place in a run."""
+_OF_THE_RUN = {"case", "lost"}
+"""Fields that only its `run.json` keeps: what is lost has no content, and signals name the case."""
 _OF_A_SAMPLE = set(Measurement.model_fields) & set(tables.sample.c.keys())
 """What is stored of a Measurement; the rest holds only for files that were not measured in pairs."""
 _FINISHED = [state.value for state in State if state.is_finished]
@@ -137,7 +139,7 @@ class Ledger:
         added = {"created_at": now()}
         contents = {a.sha256: added | a.model_dump(include=_CONTENT) for a in artefacts}
         self._write_new(tables.artefact, list(contents.values()))
-        places = [owner | a.model_dump(exclude=_CONTENT - {"sha256"}) for a in artefacts]
+        places = [owner | a.model_dump(exclude=(_CONTENT - {"sha256"}) | _OF_THE_RUN) for a in artefacts]
         self._write_all(tables.experiment_artefact, places)
 
     def experiment(self, experiment_id: str) -> Experiment:
@@ -163,9 +165,8 @@ class Ledger:
         place, content = tables.experiment_artefact, tables.artefact
         query = select(place, content.c.size_bytes, content.c.media_type).join(content)
         found = self._rows(query.where(place.c.experiment_id == experiment_id).order_by(place.c.path))
-        return tuple(
-            StoredArtefact.model_validate({name: row[name] for name in StoredArtefact.model_fields}) for row in found
-        )
+        kept = StoredArtefact.model_fields.keys() - _OF_THE_RUN
+        return tuple(StoredArtefact.model_validate({name: row[name] for name in kept}) for row in found)
 
     def record_model_call(self, call: ModelCall) -> ModelCall:
         """Store an answer before it is acted on. Returns the call that stands: an earlier one with the same

@@ -21,6 +21,8 @@ SPEC = TargetSpec.model_validate(
             {"name": "outputs", "kind": "parity", "method": "outputs", "worker": ["w"], "oracle": ["o"],
              "cases": [{"batch": 1, "heads": 8}, {"batch": 4, "heads": 8}], "tolerance": 1e-6},
             {"name": "count", "kind": "microbench", "method": "callgrind", "command": ["c"]},
+            {"name": "trace", "kind": "trace", "method": "command", "command": ["t", "{param:batch}", "{param:form}"],
+             "params": {"batch": 1, "form": "all"}},
             {"name": "events", "kind": "events", "method": "events", "during": "load"},
             {"name": "secret", "kind": "correctness", "method": "command", "command": ["s"], "gate": True,
              "hidden": True},
@@ -50,6 +52,18 @@ def test_a_load_and_a_case_of_outputs_can_be_chosen() -> None:
     (outputs,) = points(SPEC, "outputs", {"batch": (32,)})
     assert getattr(outputs.probe, "cases", ()) == ({"batch": 32, "heads": 8},)
     assert parameters(SPEC.probe("outputs")) == {"batch": None, "heads": None}
+
+
+def test_parameters_of_a_command_stand_in_it() -> None:
+    one, two = points(SPEC, "trace", {"batch": (2, 3), "form": ("all-at_once.1",)})
+    assert getattr(one.probe, "filled", ()) == ("t", "2", "all-at_once.1")
+    assert (two.case, getattr(two.probe, "filled", ())[1]) == ({"batch": 3, "form": "all-at_once.1"}, "3")
+
+
+@pytest.mark.parametrize("word", ["a b", "$(id)", "--out=/x", "../x", "", "{param:batch}", "a;b", "a" * 65])
+def test_what_goes_into_a_command_is_one_plain_word(word: str) -> None:
+    with pytest.raises(InvestigationRefused, match="one plain word"):
+        points(SPEC, "trace", {"form": (word,)})
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from typing import Any, get_args
 import pytest
 
 from feedback import observations as facts
+from feedback.inventory import contents
 from feedback.observations import Measurement, RuntimeEvent
 from feedback.readers import Unreadable
 from feedback.readers.run import read, read_artefact, steps
+from feedback.spans import Stacks
 from sandboxes.results import ArmName, Artefact, Ending, ExecResult, Run, Step, StepResult
 
 SLICE = {
@@ -109,3 +111,38 @@ def test_broken_file_is_unreadable(tmp_path: Path, format: str) -> None:
     (tmp_path / "broken").write_bytes(b'{"type": "sli\xff')
     with pytest.raises(Unreadable, match="broken, line"):
         read_artefact(tmp_path, artefact("broken", format))
+
+
+@pytest.mark.parametrize("format", ["chrome_trace", "callgrind", "junit", "parity_table", "collapsed", "events"])
+def test_what_one_arm_left_broken_is_an_event_of_that_arm(tmp_path: Path, format: str) -> None:
+    (tmp_path / "broken").write_bytes(b'{"type": "sli\xff')
+    (event,) = read_artefact(tmp_path, artefact("broken", format, arm="baseline", case={"batch": 4}))
+    assert isinstance(event, RuntimeEvent)
+    assert (event.source, event.name, event.arm, event.level) == ("report", "unreadable", "baseline", "warning")
+    assert event.message.startswith("at batch=4: broken, line")
+
+
+def test_a_lost_file_is_an_event_and_no_other_than_promised(tmp_path: Path) -> None:
+    gone = artefact("gone.json", "chrome_trace", arm="candidate", lost="no report /scratch/gone.json: too large")
+    (event,) = read(Run(directory=tmp_path, artefacts=(gone,)))
+    assert isinstance(event, RuntimeEvent)
+    assert (event.name, event.message) == ("missing", "no report /scratch/gone.json: too large")
+    Run(directory=tmp_path, artefacts=(gone,)).save()
+    assert [(u.name, u.reason) for u in contents([tmp_path]).unread] == [("gone.json", gone.lost)]
+
+
+def test_a_file_of_one_arm_says_nothing_of_the_other(tmp_path: Path) -> None:
+    (tmp_path / "e.jsonl").write_text('{"name": "a", "count": 1, "arm": "baseline"}\n{"name": "b", "count": 1}\n')
+    found = read_artefact(tmp_path, artefact("e.jsonl", "events", arm="candidate"))
+    assert [o.name for o in found if isinstance(o, RuntimeEvent)] == ["b"]
+
+
+def test_chosen_parameters_are_part_of_every_case(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("measure,value,T\nrms_ratio,1e-6,64\n")
+    (point,) = read_artefact(tmp_path, artefact("t.csv", "parity_table", arm="candidate", case={"batch": 4, "T": 1}))
+    assert isinstance(point, facts.ParityPoint)
+    assert point.case == {"batch": 4, "T": 64}
+    (tmp_path / "p.txt").write_text("main;work 7\n")
+    (stacks,) = read_artefact(tmp_path, artefact("p.txt", "collapsed", arm="candidate", case={"batch": 4}))
+    assert isinstance(stacks, Stacks)
+    assert stacks.case == {"batch": 4}

@@ -11,6 +11,7 @@ import pytest
 from infra_agent.errors import TargetInvalid, WrongUse
 from infra_agent.places import line_of
 from infra_agent.target import (
+    CommandProbe,
     Knob,
     LoadProbe,
     SlicesProbe,
@@ -297,6 +298,59 @@ def test_error_of_a_later_table_is_not_blamed_on_an_earlier_one() -> None:
 )
 def test_contradiction_is_named(before: str, after: str, what: str) -> None:
     assert what in refusal(changed(before, after))
+
+
+TRACE = """
+[[probes]]
+name = "trace"
+kind = "trace"
+method = "command"
+command = ["run", "--batch={param:batch}", "{param:fused}"]
+params = { batch = 4, fused = true }
+reports = [{ path = "/scratch/trace.json", format = "chrome_trace" }]
+"""
+
+
+def test_a_command_may_leave_reports_and_take_parameters() -> None:
+    probe = parse(TEXT + TRACE).probe("trace")
+    assert isinstance(probe, CommandProbe)
+    assert probe.filled == ("run", "--batch=4", "true")
+    assert probe.waits
+    (report,) = probe.reports
+    assert (report.path, report.format, report.limit_bytes) == ("/scratch/trace.json", "chrome_trace", 64 << 20)
+    assert not parse().probe("build").waits
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        ("/scratch/trace.json", "trace.json", "below /scratch or /tree"),
+        ("/scratch/trace.json", "/etc/passwd", "below /scratch or /tree"),
+        ("/scratch/trace.json", "/scratch", "below /scratch or /tree"),
+        ("/scratch/trace.json", "/scratch/../etc/passwd", "below /scratch or /tree"),
+        ("/scratch/trace.json", "/tree/a/./trace.json", "below /scratch or /tree"),
+        ("/scratch/trace.json", "/scratch//trace.json", "below /scratch or /tree"),
+        ("/scratch/trace.json", "/scratch/{param:batch}.json", "below /scratch or /tree"),
+        ("/scratch/trace.json", "/scratch/" + "a" * 200, "below /scratch or /tree"),
+        ("chrome_trace", "chrome", "unknown format 'chrome'; known are: nsight, chrome_trace"),
+        ("chrome_trace", "slices", "unknown format 'slices'"),
+        ('"chrome_trace"', '"chrome_trace", limit_bytes = 0', "greater than 0"),
+        ("reports = [", 'reports = [{ path = "/scratch/trace.json", format = "junit" }, ', "declared twice"),
+        ("batch = 4", "batch = 4, steps = 2", "does not use the parameter 'steps'"),
+        ("batch = 4, ", "", "unknown placeholder {param:batch}"),
+        ('kind = "trace"', 'kind = "trace"\ngate = true', "probe trace: every experiment needs its builds and gates"),
+        ('kind = "trace"', 'kind = "build"\nwhen = "asked"', "probe trace: every experiment needs its builds"),
+        ('kind = "trace"', 'kind = "trace"\nwhen = "never"', "'always' or 'asked'"),
+    ],
+)
+def test_a_report_or_probe_that_can_not_work_is_refused(before: str, after: str, what: str) -> None:
+    assert before in TRACE
+    assert what in refusal(TEXT + TRACE.replace(before, after, 1))
+
+
+@pytest.mark.parametrize(("probe", "what"), [("bench", "the objective's probe"), ("events", "ask for method events")])
+def test_not_every_probe_can_wait_to_be_asked(probe: str, what: str) -> None:
+    assert what in refusal(changed(f'name = "{probe}"\nkind', f'name = "{probe}"\nwhen = "asked"\nkind'))
 
 
 def test_guardrail_must_be_measured_with_the_objective() -> None:

@@ -46,7 +46,7 @@ def pairs(observations: Sequence[Observation], criteria: Criteria, kind: type[T]
     profiles of GIL holders among themselves."""
     found: dict[str, dict[str, list[T]]] = {}
     for o in observations:
-        if isinstance(o, kind) and o.stage == criteria.stage and _is_sane(o):
+        if isinstance(o, kind) and o.stage == criteria.stage and is_sane(o):
             found.setdefault(o.probe, {"baseline": [], "candidate": []})[o.arm].append(o)
     made = []
     for arms in found.values():
@@ -60,7 +60,7 @@ def _order(o: Spans | Stacks) -> tuple[bool, str]:
     return isinstance(o, Stacks) and o.only_gil, o.file
 
 
-def _is_sane(o: Spans | Stacks) -> bool:
+def is_sane(o: Spans | Stacks) -> bool:
     """Whether sums over the file's times fit 63 bits: beyond that (decades, times a thousand threads) it's no trace."""
     if isinstance(o, Stacks):
         return len(o.weight) > 0 and bool(np.isfinite(o.weight).all() and (o.weight >= 0).all())
