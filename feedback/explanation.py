@@ -38,10 +38,10 @@ def find(signals: Sequence[Signal], asked: str) -> list[Signal]:
     return [s for s in signals if s.rule_id == asked or (len(asked) >= MIN_ID and s.fingerprint.startswith(asked))]
 
 
-def explain(signal: Signal, files: Sequence[FileRead]) -> str:
+def explain(signal: Signal, files: Sequence[FileRead], prefix: str = "") -> str:
     """A signal in full with what its evidence looks like in the files. A file that is gone or unreadable is said so
-    in its place."""
-    parts = [render(signal)]
+    in its place. `prefix` stands before the signal's fingerprint."""
+    parts = [render(signal, prefix)]
     for evidence in signal.evidence:
         mine = [f for f in files if evidence.artefact in (str(f.path), f.name, f.path.name)]
         if not mine:

@@ -17,6 +17,7 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from feedback.digest import digest
 from feedback.ranking import rank
 from infra_agent import forecast
+from infra_agent.citation import prefix
 from infra_agent.domain import Experiment
 from infra_agent.forecast import standing
 from infra_agent.journal import Journal
@@ -224,7 +225,7 @@ def outcome(experiment: Experiment) -> str:
     lines = [f"- {reason}" for reason in (verdict.reasons if verdict else ())]
     if found := standing(experiment):
         lines.append(f"prediction: {forecast.said(found)}")
-    lines += ["signals:", digest(rank(experiment.signals), SIGNAL_TOKENS)]
+    lines += ["signals:", digest(rank(experiment.signals), SIGNAL_TOKENS, prefix(experiment))]
     head = f"experiment #{experiment.number}: {said}{', confirmed' if experiment.confirmed else ''}"
     return f"{head}\n{fence(chr(10).join(lines), f'experiment #{experiment.number}', ANSWER_CHARACTERS)}"
 

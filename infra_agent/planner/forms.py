@@ -57,8 +57,8 @@ class ReadJournal(Record):
 class ReadEvidence(Record):
     """Read the evidence behind a signal: the lines of a log, the slice of a trace, the failing case, the table."""
 
-    id: str = Field(min_length=4, max_length=60)
-    """The signal's id, in brackets in front of it."""
+    id: str = Field(min_length=2, max_length=80)
+    """The signal's id with its experiment, such as #3/af6f474eec03, in brackets in front of it."""
 
 
 class AskProbe(Record):
@@ -84,7 +84,8 @@ class ProposeChange(Record):
     question: str = Field(min_length=1, max_length=1000)
     """The question that the measurement answers."""
     evidence: tuple[str, ...] = Field(min_length=1, max_length=20)
-    """What the claim rests on: ids of signals, #N for an experiment, path:line for code, a knob's name."""
+    """What the claim rests on: ids of signals such as #3/af6f474eec03, #N for an experiment, path:line for code, a
+    knob's name."""
     falsifier: str = Field(min_length=1, max_length=1000)
     """What result would refute the claim."""
     predicted: Prediction

@@ -13,6 +13,7 @@ from feedback.digest import count_tokens, digest
 from feedback.observations import Scalar
 from feedback.ranking import rank
 from infra_agent import forecast
+from infra_agent.citation import prefix
 from infra_agent.domain import Experiment
 from infra_agent.forecast import standing
 from infra_agent.investigation import MAX_INVESTIGATIONS, parameters
@@ -134,7 +135,7 @@ def entry(experiment: Experiment) -> str:
         lines.append(f"verdict: {experiment.verdict.kind.value}: {'; '.join(experiment.verdict.reasons)}")
     if found := standing(experiment):
         lines.append(f"prediction: {forecast.said(found)}")
-    lines += ["signals:", digest(rank(experiment.signals), ENTRY_TOKENS)]
+    lines += ["signals:", digest(rank(experiment.signals), ENTRY_TOKENS, prefix(experiment))]
     if experiment.patch:
         lines += ["patch:", cut(experiment.patch, PATCH_CHARACTERS)]
     return fence("\n".join(lines), f"experiment #{experiment.number}", ENTRY_CHARACTERS)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from feedback.digest import count_tokens, render
 from feedback.observations import Scalar
 from feedback.ranking import rank
+from infra_agent.citation import prefix
 from infra_agent.domain import Change, Experiment, Hypothesis, Proposal
 from infra_agent.investigation import InvestigationRefused, points
 from infra_agent.planner import Action, Context, Investigate, Propose, Stop
@@ -122,9 +123,9 @@ def answer(experiment: Experiment) -> str:
     lines: list[str] = []
     left = ANSWER_TOKENS
     for signal in rank(experiment.signals):
-        said = render(signal)
+        said = render(signal, prefix(experiment))
         if (cost := count_tokens(said)) > left:
-            said, cost = f"... [{signal.fingerprint}] {signal.rule_id}: ask for it", 20
+            said, cost = f"... [{prefix(experiment)}{signal.fingerprint}] {signal.rule_id}: ask for it", 24
         lines.append(said)
         left -= cost
     found = "\n".join(lines) or "the probe ran and nothing stood out"

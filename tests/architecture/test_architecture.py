@@ -38,7 +38,7 @@ LAYERS = {
         {"errors", "places", "fields", "host", "turns", "halt"},
         {"settings", "knobs", "methods"},
         {"domain", "target"},
-        {"forecast", "investigation", "catalogue", "launch", "leftovers", "packages", "pulse", "scaffold"},
+        {"forecast", "investigation", "citation", "catalogue", "launch", "leftovers", "packages", "pulse", "scaffold"},
         {"journal"},
         {"levers", "gains", "lessons"},
         {"policy", "planner", "store", "bench", "request"},

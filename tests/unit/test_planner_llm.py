@@ -231,8 +231,8 @@ def test_text_of_the_target_is_fenced_and_can_neither_act_nor_close_the_fence(
     (result,) = endpoint.results()
     first, *inside, last = result.split("\n")
     mark = first.split('"')[1]
-    assert first == f'<quoted id="{mark}" source="notes.md, lines 1 to 4 of 4">'
-    assert last == f'</quoted id="{mark}">'
+    assert first == f'<quoted mark="{mark}" source="notes.md, lines 1 to 4 of 4">'
+    assert last == f'</quoted mark="{mark}">'
     assert not any(mark in line for line in inside)
     assert "\\u001b[2J\\u202e" in result
     assert "\x1b" not in result
