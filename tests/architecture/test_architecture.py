@@ -29,7 +29,7 @@ LAYERS = {
         {"stats", "verdict", "ranking", "readers", "flamegraph"},
         {"criteria", "digest", "trends"},
         {"rules", "inventory"},
-        {"matching", "summary"},
+        {"matching", "summary", "counts"},
         {"comparison"},
         {"explanation", "markdown", "sarif"},
         {"cli"},
