@@ -230,12 +230,14 @@ def _numbers(signal: Signal) -> list[str]:
 
 
 def effect(e: Effect) -> str:
-    """`time_s medians 0.01235 -> 0.009877; gain +20.0% [+18.0%, +22.0%] at 97%; 10 units; floor 2.1% assumed`."""
+    """`time_s medians 0.01235 -> 0.009877; gain +20.0% [+18.0%, +22.0%] at 97%; 10 units; floor 2.1% assumed`. A gain
+    that was estimated inside of pairs says so: it need not be the ratio of the medians."""
     known = "measured" if e.floor_known else "assumed"
     quality = "" if e.quality == "ok" else f"; {e.quality}"
     medians = f"{number(e.baseline)} -> {number(e.measured)}"
+    inside = next((f" inside {word}" for word in ("pairs", "groups") if word in e.method), "")
     return (
-        f"{plain(e.metric)} medians {medians}; gain {gain(e)} at {e.confidence:.1%}; {e.n_units} units; "
+        f"{plain(e.metric)} medians {medians}; gain{inside} {gain(e)} at {e.confidence:.1%}; {e.n_units} units; "
         f"floor {e.floor_gain:.1%} {known}{quality}"
     )
 
