@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from feedback.observations import Scalar
 from infra_agent.domain import Prediction
@@ -100,6 +100,13 @@ class ProposeChange(Record):
     """Edits of editable files, made one after another."""
 
 
+class AmendProposal(Record):
+    """Make the proposal that was refused last again, with only these fields of it changed: no need to send the rest."""
+
+    changes: dict[str, JsonValue] = Field(min_length=1)
+    """Arguments of propose, for example {"evidence": ["#3"]}; each takes the place of the whole field."""
+
+
 class StopPlanning(Record):
     """End the campaign: nothing more is worth measuring."""
 
@@ -118,6 +125,7 @@ TOOLS: dict[str, type[Record]] = {
     "read_evidence": ReadEvidence,
     "investigate": AskProbe,
     "propose": ProposeChange,
+    "amend": AmendProposal,
     "stop": StopPlanning,
 }
 """The arguments of each tool of a planner."""
