@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from feedback.explanation import find
+from feedback.ranking import rank
 from feedback.signals import Signal
 from infra_agent.domain import Experiment
 
@@ -61,9 +62,9 @@ def cited(experiments: Iterable[Experiment], given: str) -> tuple[Cited, ...]:
 
 
 def signals(experiments: Iterable[Experiment]) -> Iterator[Cited]:
-    """All that may be cited, the latest ones first."""
+    """What is worth citing, the latest experiments' first and of each the most useful first."""
     for experiment in _latest_first(experiments):
-        yield from (Cited(experiment, s) for s in experiment.signals if s.rule_id != HIDDEN)
+        yield from (Cited(experiment, s) for s in rank(experiment.signals) if s.rule_id != HIDDEN)
 
 
 def ambiguity(given: str, found: tuple[Cited, ...]) -> str:

@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import PurePosixPath
 
-from feedback.ranking import rank
 from infra_agent import citation
 from infra_agent.citation import Cited
 from infra_agent.planner import Context
 from infra_agent.planner.tree import NotReadable, Tree
+from sandboxes.workspace import matches
 
 KINDS = (
     "the id of a signal with its experiment (such as #3/af6f474eec03, in brackets in front of it), #N for an "
@@ -20,6 +20,8 @@ KINDS = (
 )
 MAX_NEAR = 4
 """Things that are named as what may have been meant."""
+IN_SANDBOX = "/tree/"
+"""Where profiles that were taken in a sandbox say that the target's files are."""
 _EXPERIMENT = re.compile(r"#(\d{1,6})(?:/.*)?", re.DOTALL)
 
 
@@ -41,11 +43,10 @@ def doubt(evidence: Sequence[str], context: Context) -> str | None:
     return f"no such evidence: {named}. May be cited: {KINDS}. For example {', '.join(near[:MAX_NEAR])}"
 
 
-def of_experiment(number: int, context: Context) -> str:
-    """The ids of an experiment's signals, the most useful first; empty where there is none."""
-    found = next((e for e in context.journal.finished if e.number == number), None)
-    shown = [s for s in rank(found.signals) if s.rule_id != citation.HIDDEN][:MAX_NEAR] if found else []
-    return ", ".join(_said(Cited(found, s)) for s in shown) if found else ""
+def near_signals(given: str, context: Context) -> str:
+    """The ids that one which names no signal may mean; empty where there are no signals yet."""
+    near = dict.fromkeys(text for text in _near(given, context) if _EXPERIMENT.fullmatch(text) and "/" in text)
+    return ", ".join(list(near)[:MAX_NEAR])
 
 
 def _is_known(given: str, context: Context) -> bool:
@@ -56,7 +57,7 @@ def _is_known(given: str, context: Context) -> bool:
         return True
     path, _, place = given.partition(":")
     try:
-        lines = Tree(context.parent_tree, context.spec).text(path).count("\n") + 1
+        lines = Tree(context.parent_tree, context.spec).text(path.removeprefix(IN_SANDBOX)).count("\n") + 1
     except NotReadable:
         return False
     first = re.match(r"\d{1,7}", place)
@@ -81,7 +82,9 @@ def _near(given: str, context: Context) -> Iterator[str]:
     yield from map(_said, known[:2])
     yield from (f"#{e.number}" for e in reversed(context.journal.finished[-1:]))
     yield from (knob.name for knob in context.spec.knobs[:1])
-    yield from (f"{path}:1" for path in Tree(context.parent_tree, context.spec).files())
+    editable = tuple(pattern.rstrip("/") for pattern in context.spec.editable)
+    files = Tree(context.parent_tree, context.spec).files()
+    yield from (f"{path}:1" for path in islice((p for p in files if matches(p, editable)), 1))
 
 
 def _files(given: str, context: Context) -> Iterator[str]:

@@ -6,7 +6,6 @@ Everything is quoted and bounded. A refusal says what can be asked instead.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Callable, Sequence
 
@@ -16,7 +15,7 @@ from feedback.readers import Unreadable
 from infra_agent import citation
 from infra_agent.domain import Experiment
 from infra_agent.planner import Context
-from infra_agent.planner.evidence import of_experiment
+from infra_agent.planner.evidence import near_signals
 from infra_agent.planner.fence import fence
 from infra_agent.planner.forms import ListFiles, ReadEvidence, ReadFile, ReadHistory, ReadJournal, SearchCode
 from infra_agent.planner.prompt import entry, journal
@@ -125,9 +124,8 @@ class Reader:
         """The evidence behind a signal of this campaign, from the files that its experiment left behind."""
         found = citation.cited(self._context.journal.finished, given.id)
         if not found:
-            number = re.match(r"#(\d{1,6})", citation.bare(given.id))
-            there = of_experiment(int(number[1]), self._context) if number else ""
-            instead = f"; #{number[1]} has {there}" if number and there else "; ids stand in brackets before signals"
+            near = near_signals(given.id, self._context)
+            instead = f"; there are, for example, {near}" if near else ""
             raise NotReadable(f"no signal of this campaign has the id {given.id!r}{instead}")
         if len(found) > 1:
             raise NotReadable(citation.ambiguity(given.id, found))
