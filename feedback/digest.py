@@ -3,7 +3,7 @@
 Three lines lead: is it correct, is it better, what is still open and why. Then come errors in full, warnings in
 full up to `FULL_WARNINGS`, other signals on one line, and a count of the rest. Every signal has its fingerprint in
 front, by which it can be asked about; what is cut is listed by it too. What budget is left then shows the short ones
-in full, the most useful first.
+in full, the most useful first. Where there are several runs, a `prefix` before each fingerprint says of which it is.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def count_tokens(text: str) -> int:
     return n
 
 
-def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
+def digest(signals: Sequence[Signal], tokens: int = 1500, prefix: str = "") -> str:
     """The signals as lines of at most `tokens` tokens by `count_tokens`; empty without signals. What doesn't fit is
     counted and listed by fingerprint as far as that fits. The count and the three first lines always stand, those
     without their reasons where these don't fit."""
     found = ordered(signals)
     if not found:
         return ""
-    left = tokens - count_tokens(_tail(found, 0))
+    left = tokens - count_tokens(_tail(found, 0, prefix))
     lines: list[str] = []
 
     def add(text: str) -> bool:
@@ -68,7 +68,7 @@ def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
         lines.append(text)
         return True
 
-    lines += _within(gate_lines(found), left)
+    lines += _within(gate_lines(found, prefix), left)
     left -= sum(count_tokens(line) + 1 for line in lines)
     n_warnings = 0
     rest: list[Signal] = []
@@ -80,20 +80,20 @@ def digest(signals: Sequence[Signal], tokens: int = 1500) -> str:
         n_warnings += signal.level == "warning"
         is_full = signal.level == "error" or signal.role == "objective"
         is_full |= signal.level == "warning" and n_warnings <= FULL_WARNINGS
-        if is_full and add(render(signal)):
+        if is_full and add(render(signal, prefix)):
             continue
-        if add(head(signal)):
+        if add(head(signal, prefix)):
             short[len(lines) - 1] = signal
         else:
             rest.append(signal)
     if not rest:
-        _lengthen(lines, short, left)
+        _lengthen(lines, short, left, prefix)
     if rest:
-        left += count_tokens(_tail(found, 0))
+        left += count_tokens(_tail(found, 0, prefix))
         n = len(rest)
-        while n and count_tokens(_tail(rest, n)) > left:
+        while n and count_tokens(_tail(rest, n, prefix)) > left:
             n -= 1
-        lines.append(_tail(rest, n))
+        lines.append(_tail(rest, n, prefix))
     return "\n".join(lines)
 
 
@@ -115,22 +115,23 @@ def _is_quiet(signal: Signal) -> bool:
     return well and signal.level == "note" and signal.role == "information"
 
 
-def _lengthen(lines: list[str], short: Mapping[int, Signal], left: int) -> None:
+def _lengthen(lines: list[str], short: Mapping[int, Signal], left: int, prefix: str) -> None:
     """Show in full what stands on one line, as far as `left` tokens go; `short` names the signal of such a line."""
     for index, signal in short.items():
-        more = count_tokens(render(signal)) - count_tokens(lines[index])
+        full = render(signal, prefix)
+        more = count_tokens(full) - count_tokens(lines[index])
         if more <= left:
             left -= more
-            lines[index] = render(signal)
+            lines[index] = full
 
 
-def gate_lines(signals: Sequence[Signal]) -> tuple[str, str, str]:
+def gate_lines(signals: Sequence[Signal], prefix: str = "") -> tuple[str, str, str]:
     """Three lines for whoever reads no further: correct? better? what is open?"""
     checks = [s for s in signals if s.rule_id.partition(".")[0] in _CHECKS or s.role == "gate"]
     broken = [s for s in checks if s.finding == "violates"]
     held = sum(s.finding in ("holds", "same") for s in checks)
     if broken:
-        correct = f"no: {_items(broken)}"
+        correct = f"no: {_items(broken, prefix)}"
     elif held:
         correct = f"{held} check{'s' if held > 1 else ''} held, none broken"
     else:
@@ -139,9 +140,9 @@ def gate_lines(signals: Sequence[Signal]) -> tuple[str, str, str]:
     decisive = [s for s in moved if s.role == "objective"] or [s for s in moved if s.finding in ("better", "worse")]
     if decisive:
         counts = Counter(s.finding for s in decisive)
-        better = ", ".join(f"{n} {finding}" for finding, n in counts.items()) + f": {_items(decisive, _gain)}"
+        better = ", ".join(f"{n} {finding}" for finding, n in counts.items()) + f": {_items(decisive, prefix, _gain)}"
     else:
-        better = _not_better(signals) or ("no clear effect" if moved else "not measured")
+        better = _not_better(signals, prefix) or ("no clear effect" if moved else "not measured")
     waiting = [
         s
         for s in signals
@@ -149,23 +150,23 @@ def gate_lines(signals: Sequence[Signal]) -> tuple[str, str, str]:
     ]
     if waiting:
         counts = Counter("abstained" if s.finding == "abstained" else "inconclusive" for s in waiting)
-        still = ", ".join(f"{n} {finding}" for finding, n in counts.items()) + f": {_items(waiting, _why)}"
+        still = ", ".join(f"{n} {finding}" for finding, n in counts.items()) + f": {_items(waiting, prefix, _why)}"
     else:
         still = "nothing"
     return f"correct? {correct}", f"better? {better}", f"open? {still}"
 
 
-def _not_better(signals: Sequence[Signal]) -> str:
+def _not_better(signals: Sequence[Signal], prefix: str) -> str:
     """What was compared without an effect that stands; empty if nothing was."""
     tables = [s for s in signals if s.rule_id == TABLE and s.role == "information"]
     if not tables:
         return ""
     same = all(s.finding == "same" for s in tables)
-    return f"{'no' if same else 'not decided'}: {_items(tables, lambda s: plain(s.message)[:MAX_MESSAGE])}"
+    return f"{'no' if same else 'not decided'}: {_items(tables, prefix, lambda s: plain(s.message)[:MAX_MESSAGE])}"
 
 
-def _items(signals: Sequence[Signal], said: Callable[[Signal], str] = lambda s: s.rule_id) -> str:
-    text = "; ".join(f"[{s.fingerprint}] {said(s)}" for s in signals[:MAX_GATE_ITEMS])
+def _items(signals: Sequence[Signal], prefix: str, said: Callable[[Signal], str] = lambda s: s.rule_id) -> str:
+    text = "; ".join(f"[{prefix}{s.fingerprint}] {said(s)}" for s in signals[:MAX_GATE_ITEMS])
     return text + (f"; and {len(signals) - MAX_GATE_ITEMS} more" if len(signals) > MAX_GATE_ITEMS else "")
 
 
@@ -179,26 +180,27 @@ def _why(signal: Signal) -> str:
     return f"{signal.rule_id}: {plain(signal.reason)}"
 
 
-def _tail(rest: Sequence[Signal], n_listed: int) -> str:
+def _tail(rest: Sequence[Signal], n_listed: int, prefix: str) -> str:
     counts = Counter(s.level for s in rest)
     kinds = ", ".join(f"{n} {level}{'s' if n > 1 else ''}" for level, n in counts.items())
     line = f"... {len(rest)} more signal{'s' if len(rest) > 1 else ''} ({kinds})"
-    ids = dict.fromkeys(s.fingerprint for s in rest[:n_listed])
+    ids = dict.fromkeys(prefix + s.fingerprint for s in rest[:n_listed])
     return line + (": " + " ".join(ids) if ids else "")
 
 
-def head(signal: Signal) -> str:
+def head(signal: Signal, prefix: str = "") -> str:
     """One signal on one line: conclusion and first place."""
-    return f"{_conclusion(signal)} @ {place(signal.locations[0])}"
+    return f"{_conclusion(signal, prefix)} @ {place(signal.locations[0])}"
 
 
-def _conclusion(signal: Signal) -> str:
-    return f"[{signal.fingerprint}] {signal.level.upper()} {signal.rule_id} {signal.finding}: {plain(signal.message)}"
+def _conclusion(signal: Signal, prefix: str) -> str:
+    said = f"{signal.level.upper()} {signal.rule_id} {signal.finding}: {plain(signal.message)}"
+    return f"[{prefix}{signal.fingerprint}] {said}"
 
 
-def render(signal: Signal) -> str:
+def render(signal: Signal, prefix: str = "") -> str:
     """One signal in full: conclusion, places, numbers, causes, what next, evidence."""
-    lines = [_conclusion(signal), "at " + _some([place(p) for p in signal.locations], MAX_PLACES)]
+    lines = [_conclusion(signal, prefix), "at " + _some([place(p) for p in signal.locations], MAX_PLACES)]
     if signal.reason and signal.reason not in signal.message:
         lines.append(f"why: {plain(signal.reason)}")
     if signal.effect is not None:
@@ -228,12 +230,14 @@ def _numbers(signal: Signal) -> list[str]:
 
 
 def effect(e: Effect) -> str:
-    """`time_s medians 0.01235 -> 0.009877; gain +20.0% [+18.0%, +22.0%] at 97%; 10 units; floor 2.1% assumed`."""
+    """`time_s medians 0.01235 -> 0.009877; gain +20.0% [+18.0%, +22.0%] at 97%; 10 units; floor 2.1% assumed`. A gain
+    that was estimated inside of pairs says so: it need not be the ratio of the medians."""
     known = "measured" if e.floor_known else "assumed"
     quality = "" if e.quality == "ok" else f"; {e.quality}"
     medians = f"{number(e.baseline)} -> {number(e.measured)}"
+    inside = next((f" inside {word}" for word in ("pairs", "groups") if word in e.method), "")
     return (
-        f"{plain(e.metric)} medians {medians}; gain {gain(e)} at {e.confidence:.1%}; {e.n_units} units; "
+        f"{plain(e.metric)} medians {medians}; gain{inside} {gain(e)} at {e.confidence:.1%}; {e.n_units} units; "
         f"floor {e.floor_gain:.1%} {known}{quality}"
     )
 

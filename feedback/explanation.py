@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from feedback.counts import counts
 from feedback.digest import number, plain, render, spot
 from feedback.inventory import FileRead
 from feedback.readers import Unreadable, formats
@@ -38,18 +39,24 @@ def find(signals: Sequence[Signal], asked: str) -> list[Signal]:
     return [s for s in signals if s.rule_id == asked or (len(asked) >= MIN_ID and s.fingerprint.startswith(asked))]
 
 
-def explain(signal: Signal, files: Sequence[FileRead]) -> str:
+def explain(signal: Signal, files: Sequence[FileRead], prefix: str = "") -> str:
     """A signal in full with what its evidence looks like in the files. A file that is gone or unreadable is said so
-    in its place."""
-    parts = [render(signal)]
+    in its place. `prefix` stands before the signal's fingerprint."""
+    parts = [render(signal, prefix)]
+    counted: list[tuple[Evidence, FileRead]] = []
     for evidence in signal.evidence:
         mine = [f for f in files if evidence.artefact in (str(f.path), f.name, f.path.name)]
+        if mine and all(f.format == "callgrind" for f in mine):
+            counted += [(evidence, file) for file in mine]
+            continue
         if not mine:
             parts.append(f"{spot(evidence)}\n  (not among the files)")
         for file in mine:
             title = f"{file.arm}: {spot(evidence)}" if file.arm else spot(evidence)
             said = [plain(evidence.detail)] if evidence.detail else []
             parts.append("\n  ".join([title, *said, *_passage(evidence, file)]))
+    if counted:
+        parts.append("\n".join(counts(counted)))
     if not signal.evidence:
         parts.append("(this rule names no evidence; it is derived from the observations as a whole)")
     return "\n\n".join(parts)

@@ -49,7 +49,8 @@ class Comparisons:
 
     def recall(self, asked: str) -> Sequence[Known]:
         """The signals whose id begins with `asked`: those of the newest comparison that has one, else those of the
-        newest campaign that has one. Raises StoreUnavailable when the database can't be used."""
+        newest campaign that has one, as a planner's `#3/af6f474eec03` names it or by the fingerprint alone. Raises
+        StoreUnavailable when the database can't be used."""
         for path in self._files():
             comparison = _read(path)
             if comparison is not None and (found := find(comparison.signals, asked)):
@@ -57,17 +58,17 @@ class Comparisons:
         return next(self._of_campaigns(asked), [])
 
     def _of_campaigns(self, asked: str) -> Iterator[list[Known]]:
-        from infra_agent import commands  # takes as long to import as a whole comparison does
+        from infra_agent import citation, commands  # takes as long to import as a whole comparison does
 
         if not self._settings.home.exists():
             return
         for campaign, journal in commands.campaigns(self._settings):
-            for experiment in reversed(journal.experiments):
-                if found := find(experiment.signals, asked):
-                    runs = commands.campaign_directory(self._settings, campaign.id) / "runs"
-                    origin = f"experiment {experiment.number} of campaign {campaign.id}"
-                    files = _of_run(runs / experiment.id)
-                    yield [Known(origin, signal, files) for signal in found]
+            found = citation.cited(journal.experiments, asked)
+            for experiment in dict.fromkeys(c.experiment.number for c in found):
+                mine = [c for c in found if c.experiment.number == experiment]
+                runs = commands.campaign_directory(self._settings, campaign.id) / "runs"
+                files = _of_run(runs / mine[0].experiment.id)
+                yield [Known(f"experiment {experiment} of campaign {campaign.id}", c.signal, files) for c in mine]
 
     def _files(self) -> list[Path]:
         return sorted(self._directory.glob("[0-9]*.json"), reverse=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pydantic import JsonValue
+
 from infra_agent.domain import Event
-from infra_agent.planner.external import Answer, Call, Open
+from infra_agent.planner.external import Answer, Call, Open, refused_proposal
 from infra_agent.planner.fence import cut
 from infra_agent.store import Store
 
@@ -36,6 +38,12 @@ class Dialogue:
         number = last.data["number"]
         assert isinstance(number, int)
         return Open(Call.model_validate(last.data["call"]), number)
+
+    def refused(self) -> dict[str, JsonValue]:
+        """The arguments of the proposal that was refused last, as amended since."""
+        with self._store.transaction(read_only=True) as ledger:
+            events = ledger.events(self._campaign_id)
+        return refused_proposal(exchange.answer for exchange in exchanges(events))
 
     def told(self, call: Call, number: int) -> None:
         """An action is about to be taken."""

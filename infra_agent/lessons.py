@@ -17,6 +17,7 @@ from feedback.digest import count_tokens
 from feedback.observations import Scalar
 from feedback.signals import CodeLocation, Direction, ParamLocation, Signal
 from feedback.verdict import VerdictKind
+from infra_agent import citation
 from infra_agent.domain import Campaign, Change, Experiment, now
 from infra_agent.forecast import ForecastOutcome, standing
 from infra_agent.journal import Journal
@@ -174,11 +175,10 @@ def learned(id: str, campaign: Campaign, spec: TargetSpec, experiment: Experimen
 
 def _symptoms(cited: Iterable[str], journal: Journal) -> tuple[Symptom, ...]:
     """The signals behind the ids that a hypothesis cites."""
-    known = [s for e in journal.finished for s in e.signals if s.rule_id != "correctness.hidden_probe"]
     found: dict[str, Symptom] = {}
-    for given in (c.strip().strip("[]") for c in cited):
-        signal = next((s for s in reversed(known) if len(given) >= 4 and s.fingerprint.startswith(given)), None)
-        if signal is not None:
+    for given in cited:
+        known = (c.signal for c in citation.cited(journal.finished, given) if c.signal.rule_id != citation.HIDDEN)
+        if (signal := next(known, None)) is not None:
             found[signal.fingerprint] = Symptom(rule_id=signal.rule_id, message=signal.message[:240])
     return tuple(found.values())[:MAX_SYMPTOMS]
 

@@ -14,6 +14,7 @@ from feedback.digest import digest
 from feedback.ranking import rank
 from infra_agent import host, lessons, policy
 from infra_agent.batch import conduct_all
+from infra_agent.citation import prefix
 from infra_agent.conclusion import conclude
 from infra_agent.desk import Desk, conduct, keep_waiting, measure, with_lost_time
 from infra_agent.domain import Change, Experiment, Hypothesis, Proposal, Role, State
@@ -153,8 +154,10 @@ def context(desk: Desk, journal: Journal) -> Context:
         source_commit=desk.campaign.source_commit,
         investigations_left=max(0, MAX_INVESTIGATIONS - len(journal.step_investigations)),
         cores=len(host.cpus()),
-        digest="\n\n".join(f"experiment {e.number}:\n{digest(rank(e.signals), 600)}" for e in latest),
+        machine=host.facts(),
+        digest="\n\n".join(f"experiment {e.number}:\n{digest(rank(e.signals), 600, prefix(e))}" for e in latest),
         experiments_left=desk.campaign.spec.budget.experiments - journal.number_of_changes,
+        minutes=desk.campaign.spec.budget.minutes,
         seconds_left=policy.planning_s(journal, desk.campaign.spec, desk.elapsed_s()),
         line=_line(desk, journal),
         base_commit=base,

@@ -5,7 +5,8 @@ does. Tried with valgrind 3.19. https://valgrind.org/docs/manual/cl-format.html
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
@@ -17,6 +18,8 @@ from sandboxes.results import ArmName
 MAX_FUNCTIONS = 500
 MIN_SHARE = 1e-4
 """Functions below this share of all instructions are left out."""
+MAX_LINES = 20_000
+"""Of one function that are counted apart."""
 MAX_LINE_BYTES = 1 << 16
 MAX_NAMES = 1 << 20
 NO_LINE = 1 << 31
@@ -53,17 +56,12 @@ def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[Measurement]:
     A file that ends before its totals gives the total alone. Raises Unreadable when it holds none (valgrind was
     cut off) or doesn't count instructions first, OSError when it can't be read.
     """
-    with path.open("rb") as file:
-        if b"events: Ir" not in file.read(_HEAD_BYTES):
-            raise Unreadable(path, 1, "not a callgrind file that counts instructions (no `events: Ir`)")
-        file.seek(0)
-        profile = _Profile(path)
-        for number, line in _lines(file):
-            profile.take(number, line)
-    total = profile.total if profile.total is not None else profile.summary
-    if total is None:
-        raise Unreadable(path, 1, "no totals; valgrind did not finish")
-    found = [Measurement(probe=probe, metric="instructions", value=total, arm=arm, stage=stage)]
+    profile, total = _profile(path)
+    found = [
+        Measurement(
+            probe=probe, metric="instructions", value=total, arm=arm, stage=stage, source=Source(file=path.name)
+        )
+    ]  # fmt: skip
     if profile.total is None:
         return found
     for function, cost in profile.functions(total):
@@ -79,6 +77,44 @@ def read(path: Path, probe: str, stage: str, arm: ArmName) -> list[Measurement]:
     return found
 
 
+class Counted(NamedTuple):
+    """What one file counted: instructions in all, of each function, and of each line of those that were asked for."""
+
+    total: int
+    functions: dict[str, int]
+    """Most instructions first."""
+    lines: dict[str, dict[str, int]]
+    """Function -> `file:line` -> instructions, most first; lines that were inlined into it are among them."""
+
+
+def count(path: Path, functions: Container[str]) -> Counted:
+    """The counts of a file, by line of these functions. Raises Unreadable and OSError as `read` does."""
+    profile, total = _profile(path, functions)
+    counted = Counted(total, {}, {})
+    for function, cost in profile.functions(total) if profile.total is not None else ():
+        counted.functions[function.name] = counted.functions.get(function.name, 0) + cost.instructions
+        if function.name in functions:
+            here = counted.lines.setdefault(function.name, {})
+            for place, instructions in profile.lines(function):
+                here[place] = here.get(place, 0) + instructions
+    return counted
+
+
+def _profile(path: Path, by_line: Container[str] = ()) -> tuple[_Profile, int]:
+    """A file read whole, and its instructions in all."""
+    with path.open("rb") as file:
+        if b"events: Ir" not in file.read(_HEAD_BYTES):
+            raise Unreadable(path, 1, "not a callgrind file that counts instructions (no `events: Ir`)")
+        file.seek(0)
+        profile = _Profile(path, by_line)
+        for number, line in _lines(file):
+            profile.take(number, line)
+    total = profile.total if profile.total is not None else profile.summary
+    if total is None:
+        raise Unreadable(path, 1, "no totals; valgrind did not finish")
+    return profile, total
+
+
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Numbered lines; of a long one only its beginning."""
     number = 0
@@ -92,26 +128,28 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 class _Tally:
     """What one function cost so far."""
 
-    __slots__ = ("first_line", "instructions")
+    __slots__ = ("by_line", "first_line", "instructions")
 
-    def __init__(self) -> None:
+    def __init__(self, by_line: bool) -> None:
         self.instructions = 0
         self.first_line = NO_LINE
+        self.by_line: Counter[tuple[str, int]] | None = Counter() if by_line else None
 
 
 class _Profile:
     """What has been read so far of one file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, by_line: Container[str]) -> None:
         self.path = path
+        self._by_line = by_line
         self.total: int | None = None
         self.summary: int | None = None
         self._tallies: dict[Function, _Tally] = {}
         self._tally: _Tally | None = None
         self._names: dict[tuple[bool, bytes], str] = {}
         self._own_file = ""
-        self._is_own = True
-        """Whether cost lines are of that file, not of one whose code was inlined."""
+        self._file = ""
+        """The one that cost lines are of: its own, or one whose code was inlined."""
         self._line = 0
         self._line_column = 0
         self._is_call = False
@@ -143,13 +181,15 @@ class _Profile:
             name = self._names.get((is_function, id_), "")
         if key == b"fn":
             function = Function(_RECURSION.sub("", name) or "?", self._own_file)
-            self._tally = self._tallies.setdefault(function, _Tally())
+            if function not in self._tallies:
+                self._tallies[function] = _Tally(function.name in self._by_line)
+            self._tally = self._tallies[function]
             if len(self._tallies) > MAX_NAMES:
                 raise Unreadable(self.path, number, f"more than {MAX_NAMES} functions")
         elif key == b"fl":
-            self._own_file, self._is_own = name, True
+            self._own_file = self._file = name
         elif key in (b"fi", b"fe"):
-            self._is_own = name == self._own_file
+            self._file = name
 
     def _cost(self, line: bytes) -> None:
         """A line of positions and costs. The one after `calls=` has the cost of what was called: not its own."""
@@ -166,8 +206,16 @@ class _Profile:
         if is_call or self._tally is None or instructions <= 0:
             return
         self._tally.instructions += instructions
-        if self._is_own and 0 < self._line < self._tally.first_line:
+        if self._file == self._own_file and 0 < self._line < self._tally.first_line:
             self._tally.first_line = self._line
+        if self._tally.by_line is not None and len(self._tally.by_line) < MAX_LINES:
+            self._tally.by_line[self._file, self._line] += instructions
+
+    def lines(self, function: Function) -> list[tuple[str, int]]:
+        """`file:line` of a function that was asked for by line, most instructions first."""
+        found = self._tallies[function].by_line or Counter()
+        ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        return [(f"{file}:{line}" if line else file, instructions) for (file, line), instructions in ordered]
 
     def functions(self, total: int) -> list[tuple[Function, Cost]]:
         """The functions that count, most instructions first."""

@@ -29,11 +29,15 @@ class Context(Record):
     """The parent's knob values; None where the engine's default applies."""
     cores: int
     """CPUs of the host that measures."""
+    machine: str = ""
+    """What else bears on how code for that host is written, in a line."""
     digest: str
     """Signals of the latest experiments as text, within a token budget."""
     experiments_left: int
     seconds_left: float | None
     """Wall time that the planner may take; None without a time budget."""
+    minutes: float | None = None
+    """The campaign's time budget as a whole; None without one."""
     runs: Path = Path()
     """Directory with the run directory of each experiment, for a signal's evidence."""
     source: Path = Path()

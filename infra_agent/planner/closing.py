@@ -13,7 +13,7 @@ from infra_agent.planner import Context
 from infra_agent.planner.dials import Dials
 from infra_agent.planner.rulebook import Playbook, Rule
 from infra_agent.planner.sources import hot
-from infra_agent.planner.symptoms import spot
+from infra_agent.planner.symptoms import ids_of_parent, spot
 from infra_agent.planner.tree import Tree
 
 MAX_SAID = 4000
@@ -66,7 +66,7 @@ def _covered(journal: Journal) -> str:
 def _code(context: Context, fired: Sequence[Fired]) -> list[str]:
     """What only a change of code, or of what the target is run with, would help."""
     said = []
-    tree = Tree(context.parent_tree, context.spec)
+    tree, ids = Tree(context.parent_tree, context.spec), ids_of_parent(context)
     for firing in fired:
         for text in (step.code for step in firing.rule.do if step.code):
             signal = firing.signal
@@ -77,7 +77,7 @@ def _code(context: Context, fired: Sequence[Fired]) -> list[str]:
                 message = signal.message
                 found = "; ".join(map(str, hot(signal, tree))) if "{hot}" in text else ""
             filled = text.replace("{places}", plain(places, 200)).replace("{message}", plain(message, 200))
-            name = f"{firing.rule.id}" + (f" [{signal.fingerprint}]" if signal else "")
+            name = f"{firing.rule.id}" + (f" [{ids[signal.fingerprint]}]" if signal else "")
             said.append(f"{name}: {filled.replace('{hot}', plain(found, 600) or 'no function of its own source')}")
     more = [f"{len(said) - MAX_STATEMENTS} more rules ask for code"] if len(said) > MAX_STATEMENTS else []
     if not said:

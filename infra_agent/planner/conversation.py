@@ -16,6 +16,7 @@ from typing import Any
 
 from feedback.digest import count_tokens
 from feedback.ranking import rank
+from infra_agent.citation import Cited
 from infra_agent.planner import Context
 from infra_agent.planner.answer import Call
 from infra_agent.planner.fence import cut, hide, inert
@@ -41,7 +42,7 @@ NOT_DONE = (WAIT, TOO_MANY)
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
 CITED, CITED_SIGNALS = 40, 10
 """Experiments, signals, and signals of one experiment that a schema lets a proposal cite."""
-_INVESTIGATION = re.compile(r'<quoted id="[0-9a-f]+" source="investigation #(\d+)"')
+_INVESTIGATION = re.compile(r'<quoted mark="[g-v]+" source="investigation #(\d+)"')
 
 Message = dict[str, Any]
 _tokens = lru_cache(maxsize=1024)(count_tokens)
@@ -122,7 +123,7 @@ class Conversation:
         past = self._context.journal.before_step().finished
         asked = (_INVESTIGATION.match(result) for turn in self.turns for result in turn.results)
         numbers = [f"#{e.number}" for e in past] + [f"#{match[1]}" for match in asked if match]
-        signals = [s.fingerprint for e in reversed(past) for s in rank(e.signals)[:CITED_SIGNALS]]
+        signals = [Cited(e, s).id for e in reversed(past) for s in rank(e.signals)[:CITED_SIGNALS]]
         return [*numbers[-CITED:], *signals[:CITED]]
 
     def _said(self, beginning: list[Message], manner: Manner) -> list[Message]:

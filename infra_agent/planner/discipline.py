@@ -4,7 +4,6 @@ probe, nothing twice, no silent stop. Enforced here and not by a prompt.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
@@ -12,7 +11,7 @@ from infra_agent.domain import Hypothesis, Proposal
 from infra_agent.fields import LEVER_FAMILIES
 from infra_agent.levers import untried
 from infra_agent.planner import Context
-from infra_agent.planner.tree import NotReadable, Tree
+from infra_agent.planner.evidence import doubt
 from infra_agent.target import CallgrindProbe, LoadProbe, Probe, SlicesProbe, TargetSpec
 from sandboxes.workspace import matches
 
@@ -20,8 +19,6 @@ LOAD_METRICS = (
     "request_throughput", "output_throughput", "total_token_throughput", "request_goodput",
     *(f"{of}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for of in ("mean", "median", "p99")),
 )  # fmt: skip
-_EXPERIMENT = re.compile(r"#(\d{1,6})")
-_SIGNAL = re.compile(r"[0-9a-f]{4,12}")
 _RANK = {"build": 0, "correctness": 1, "parity": 1, "microbench": 2, "trace": 3, "events": 3, "load": 4}
 """How dear a kind of probe is, beyond its seconds: a deployment is the last resort."""
 
@@ -74,35 +71,7 @@ def _lever(hypothesis: Hypothesis) -> str | None:
 def _evidence(hypothesis: Hypothesis, context: Context) -> str | None:
     if not hypothesis.falsifier.strip():
         return "name the falsifier: which result would refute the claim"
-    if not hypothesis.evidence:
-        return (
-            "cite the evidence that the claim rests on: ids of signals (in brackets in front of them), #N for an "
-            "experiment, path:line for code that you read"
-        )
-    unknown = [given for given in hypothesis.evidence if not _is_known(given, context)]
-    if unknown:
-        named = ", ".join(u[:80] for u in unknown[:4])
-        return f"no such evidence: {named}; cite what the journal, the signals or the code hold"
-    return None
-
-
-def _is_known(given: str, context: Context) -> bool:
-    given = given.strip().strip("[]")
-    if number := _EXPERIMENT.fullmatch(given):
-        return any(e.number == int(number[1]) for e in context.journal.finished)
-    if _SIGNAL.fullmatch(given) and any(
-        s.fingerprint.startswith(given) for e in context.journal.finished for s in e.signals
-    ):
-        return True
-    if context.spec.knob(given):
-        return True
-    path, _, place = given.partition(":")
-    try:
-        lines = Tree(context.parent_tree, context.spec).text(path).count("\n") + 1
-    except NotReadable:
-        return False
-    first = re.match(r"\d{1,7}", place)
-    return int(first[0]) <= lines if first else True
+    return doubt(hypothesis.evidence, context)
 
 
 def _prediction(proposal: Proposal, spec: TargetSpec) -> str | None:

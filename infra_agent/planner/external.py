@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, NamedTuple, Protocol
 
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
@@ -17,6 +17,7 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from feedback.digest import digest
 from feedback.ranking import rank
 from infra_agent import forecast
+from infra_agent.citation import prefix
 from infra_agent.domain import Experiment
 from infra_agent.forecast import standing
 from infra_agent.journal import Journal
@@ -28,10 +29,11 @@ from infra_agent.planner.tools import Toolbox, ToolRefused, answer
 from sandboxes.results import Record
 
 MAX_CALLS = 50
-ACTIONS = ("investigate", "propose", "stop")
+ACTIONS = ("investigate", "propose", "amend", "stop")
 """The tools that do more than read."""
 SIGNAL_TOKENS = 1500
 ANSWER_CHARACTERS = 12_000
+UNSEEN = "not carried out"
 UNANSWERED = "it waits for its planner: someone outside says what to do next"
 
 
@@ -75,6 +77,10 @@ class Memory(Protocol):
     def open(self) -> Open | None:
         """The action that was told last, if it was cut off before its answer."""
 
+    def refused(self) -> dict[str, JsonValue]:
+        """The arguments of the proposal that was refused last, as amended since; empty where none was, or one after it
+        was not."""
+
     def told(self, call: Call, number: int) -> None:
         """An action is about to be taken; its experiment will have this number."""
 
@@ -88,6 +94,10 @@ class Nothing:
     def open(self) -> Open | None:
         """None."""
         return None
+
+    def refused(self) -> dict[str, JsonValue]:
+        """Empty."""
+        return {}
 
     def told(self, call: Call, number: int) -> None:
         """Forget it."""
@@ -113,7 +123,7 @@ class ExternalPlanner:
     def next_action(self, context: Context) -> Action:
         """The next action that was told. Raises Waiting when there is none."""
         self._settle(context.journal)
-        toolbox = Toolbox(context, knows=True)
+        toolbox = Toolbox(context, knows=True, refused=self._memory.refused())
         while (call := self._next()) is not None:
             try:
                 came = toolbox.call(call.tool, json.dumps(call.arguments))
@@ -136,7 +146,7 @@ class ExternalPlanner:
             self._close(Answer(call=self._open.call, text=f"the campaign ended: {ended}"))
         why = f"the campaign ended: {ended}" if ended else "the run ended"
         while (call := self._next()) is not None:
-            self._close(Answer(call=call, text=f"not carried out: {why}", refused=True))
+            self._close(Answer(call=call, text=f"{UNSEEN}: {why}", refused=True))
 
     def _next(self) -> Call | None:
         """What is open comes first; after a refusal, actions are sent back unseen."""
@@ -147,7 +157,7 @@ class ExternalPlanner:
             refused = next((a for a in self.answers if a.refused), None)
             if not (refused and call.acts):
                 return call
-            self._close(Answer(call=call, text=f"not carried out: {refused.call.tool} was refused", refused=True))
+            self._close(Answer(call=call, text=f"{UNSEEN}: {refused.call.tool} was refused", refused=True))
         return None
 
     def _settle(self, journal: Journal) -> None:
@@ -164,6 +174,21 @@ class ExternalPlanner:
         self.answers.append(given)
         if self._open is not None and given.call == self._open.call:
             self._open = None
+
+
+def refused_proposal(answers: Iterable[Answer]) -> dict[str, JsonValue]:
+    """The arguments of the proposal that was refused last, as amended since; empty where none was, or one after it was
+    not."""
+    proposal: dict[str, JsonValue] = {}
+    for call, text, is_refused in ((a.call, a.text, a.refused) for a in answers):
+        given = call.arguments
+        if call.tool not in ("propose", "amend") or text.startswith(UNSEEN):
+            continue
+        if call.tool == "amend":
+            changes = given.get("changes")
+            given = {**proposal, **changes} if proposal and isinstance(changes, dict) else proposal
+        proposal = given if is_refused else {}
+    return proposal
 
 
 def read(context: Context, calls: Sequence[Call], memory: Memory) -> tuple[Answer, ...]:
@@ -224,7 +249,7 @@ def outcome(experiment: Experiment) -> str:
     lines = [f"- {reason}" for reason in (verdict.reasons if verdict else ())]
     if found := standing(experiment):
         lines.append(f"prediction: {forecast.said(found)}")
-    lines += ["signals:", digest(rank(experiment.signals), SIGNAL_TOKENS)]
+    lines += ["signals:", digest(rank(experiment.signals), SIGNAL_TOKENS, prefix(experiment))]
     head = f"experiment #{experiment.number}: {said}{', confirmed' if experiment.confirmed else ''}"
     return f"{head}\n{fence(chr(10).join(lines), f'experiment #{experiment.number}', ANSWER_CHARACTERS)}"
 

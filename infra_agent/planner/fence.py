@@ -16,6 +16,7 @@ SECRET_CHARACTERS = 16
 """Real keys are longer than this. A short one is a dummy of a local endpoint; hiding it would garble plain words."""
 LEFT_OUT = "[a key was left out]"
 _KEPT = "\n\t"
+_LETTERS = str.maketrans("0123456789abcdef", "ghijklmnopqrstuv")
 
 _TEMPLATE = re.compile(
     r"<(?=[|｜][^\n<>]{1,60}>)"  # <|im_start|>, <|eot_id|> and those with the full-width bar
@@ -39,11 +40,16 @@ _PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 def fence(text: str, source: str, limit: int = LIMIT_CHARACTERS) -> str:
     """`text` as a quoted block that says where it is from. Longer text loses its middle, and says so."""
     clean = neutral(_SECRETS.sub(LEFT_OUT, cut(text, limit)))
-    mark = hashlib.sha256(clean.encode("utf-8", "replace")).hexdigest()[:12]
+    mark = _mark(clean)
     while mark in clean:  # somebody had the time to search for a text that holds its own hash
-        mark = hashlib.sha256(mark.encode()).hexdigest()[:12]
+        mark = _mark(mark)
     label = " ".join(neutral(_SECRETS.sub(LEFT_OUT, source)).split())[:200].replace('"', "'")
-    return f'<quoted id="{mark}" source="{label}">\n{clean}\n</quoted id="{mark}">'
+    return f'<quoted mark="{mark}" source="{label}">\n{clean}\n</quoted mark="{mark}">'
+
+
+def _mark(text: str) -> str:
+    """A hash in letters that no hexadecimal number has: a mark is no signal's id, and must not look like one."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12].translate(_LETTERS)
 
 
 def cut(text: str, limit: int) -> str:

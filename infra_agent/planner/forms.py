@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from feedback.observations import Scalar
 from infra_agent.domain import Prediction
@@ -57,8 +57,8 @@ class ReadJournal(Record):
 class ReadEvidence(Record):
     """Read the evidence behind a signal: the lines of a log, the slice of a trace, the failing case, the table."""
 
-    id: str = Field(min_length=4, max_length=60)
-    """The signal's id, in brackets in front of it."""
+    id: str = Field(min_length=2, max_length=80)
+    """The signal's id with its experiment, such as #3/af6f474eec03, in brackets in front of it."""
 
 
 class AskProbe(Record):
@@ -84,7 +84,8 @@ class ProposeChange(Record):
     question: str = Field(min_length=1, max_length=1000)
     """The question that the measurement answers."""
     evidence: tuple[str, ...] = Field(min_length=1, max_length=20)
-    """What the claim rests on: ids of signals, #N for an experiment, path:line for code, a knob's name."""
+    """What the claim rests on: ids of signals such as #3/af6f474eec03, #N for an experiment, path:line for code, a
+    knob's name."""
     falsifier: str = Field(min_length=1, max_length=1000)
     """What result would refute the claim."""
     predicted: Prediction
@@ -97,6 +98,13 @@ class ProposeChange(Record):
     """Knob name -> new value; null leaves it to the engine's default."""
     edits: tuple[Edit, ...] = Field(default=(), max_length=50)
     """Edits of editable files, made one after another."""
+
+
+class AmendProposal(Record):
+    """Make the proposal that was refused last again, with only these fields of it changed: no need to send the rest."""
+
+    changes: dict[str, JsonValue] = Field(min_length=1)
+    """Arguments of propose, for example {"evidence": ["#3"]}; each takes the place of the whole field."""
 
 
 class StopPlanning(Record):
@@ -117,6 +125,7 @@ TOOLS: dict[str, type[Record]] = {
     "read_evidence": ReadEvidence,
     "investigate": AskProbe,
     "propose": ProposeChange,
+    "amend": AmendProposal,
     "stop": StopPlanning,
 }
 """The arguments of each tool of a planner."""

@@ -45,7 +45,9 @@ MAX_REFUSED = 2
 MAX_REPEATED = 2
 MAX_CONTENT_CHARACTERS = 8_000
 """Of an answer's own text that is kept for the following turns."""
-ENDS = ("propose", "stop")
+LAST = ("propose", "stop")
+"""What is left to call where a schema can hold a model to ending its step."""
+ENDS = (*LAST, "amend")
 
 
 class LlmPlanner:
@@ -83,7 +85,7 @@ class LlmPlanner:
         manner = self._first_manner(talk)
         faults: Counter[str] = Counter()
         for turn in range(MAX_TURNS):
-            only = ENDS if faults["repeated"] or turn == MAX_TURNS - 1 else ()  # where a schema can hold a model to it
+            only = LAST if faults["repeated"] or turn == MAX_TURNS - 1 else ()  # where a schema can hold a model to it
             answer, manner = self._answer(talk, manner, only, deadline_s)
             results: list[str] = []
             remarks: list[str] = []

@@ -26,7 +26,7 @@ from infra_agent.planner.discipline import objection
 from infra_agent.planner.edits import EditRefused, make_patch
 from infra_agent.planner.rulebook import Ask, Playbook, Rule, Step, shipped
 from infra_agent.planner.sources import Function, edit, hot
-from infra_agent.planner.symptoms import Fact, fits, of_parent, says_nothing
+from infra_agent.planner.symptoms import Fact, fits, ids_of_parent, of_parent, says_nothing
 from infra_agent.planner.tree import Tree
 from infra_agent.planner.trials import read_trials
 from infra_agent.target import OutputsProbe, Probe
@@ -104,6 +104,7 @@ class Case:
         self.trials = read_trials(context)
         self.dials = Dials(context, book, self.trials)
         self.signals = of_parent(context)
+        self.ids = ids_of_parent(context)
         self.firings = tuple(sorted(self._fire(), key=lambda f: f.rule.tier))
 
     def _fire(self) -> Iterator[Firing]:
@@ -250,7 +251,7 @@ class Case:
     def _cited(self, firing: Firing, candidate: Candidate) -> tuple[str, ...]:
         """Signals first, then the knobs whose values are evidence."""
         knobs = [f.knob for f in firing.facts] + list(candidate.change.knobs)
-        return tuple(dict.fromkeys([*(s.fingerprint for s in firing.signals), *knobs]))
+        return tuple(dict.fromkeys([*(self.ids[s.fingerprint] for s in firing.signals), *knobs]))
 
     def evidence(self) -> set[str]:
         """Kinds of evidence that this target's probes give, as the rules name them."""

@@ -13,8 +13,10 @@ from feedback.digest import count_tokens, digest
 from feedback.observations import Scalar
 from feedback.ranking import rank
 from infra_agent import forecast
+from infra_agent.citation import prefix
 from infra_agent.domain import Experiment
 from infra_agent.forecast import standing
+from infra_agent.gains import as_improvement, follow, spent
 from infra_agent.investigation import MAX_INVESTIGATIONS, parameters
 from infra_agent.journal import Journal
 from infra_agent.levers import ledger
@@ -22,7 +24,7 @@ from infra_agent.planner import Context
 from infra_agent.planner.discipline import known_metrics
 from infra_agent.planner.fence import cut, fence, neutral
 from infra_agent.planner.recap import recap
-from infra_agent.target import Knob, Probe
+from infra_agent.target import Knob, Probe, SlicesProbe, TargetSpec
 
 JOURNAL_TOKENS = 6_000
 DIGEST_TOKENS = 4_000
@@ -88,9 +90,11 @@ def campaign(context: Context, journal_tokens: int, lessons_tokens: int, digest_
             f"a gain counts from {objective.min_effect:.1%}",
             guardrails="\n".join(guardrails) or "- none",
             cores=context.cores,
+            machine=_line(context.machine) or "nothing else is known of it",
+            so_far="" if context.sample else _so_far(past, context),
             experiments_left=context.experiments_left,
             investigations=MAX_INVESTIGATIONS,
-            metrics=", ".join(known_metrics(spec)),
+            metrics=", ".join(known_metrics(spec)) + _units(spec),
             knobs=fence("\n".join(_knob(knob, context) for knob in spec.knobs) or "none", "target.toml", UNLIMITED),
             probes=fence("\n".join(_probe(probe) for probe in spec.shown_probes), "target.toml", UNLIMITED),
             editable=_line(", ".join(spec.editable) or "nothing"),
@@ -102,6 +106,32 @@ def campaign(context: Context, journal_tokens: int, lessons_tokens: int, digest_
         )
         + (INDEPENDENT.format(context.sample) if context.sample else "")
         + (f"\n{context.line}\n" if context.line else "")
+    )
+
+
+def _so_far(past: Journal, context: Context) -> str:
+    """What the campaign gained and how long it took until this step began, told from the journal alone."""
+    objective, stack = context.spec.objective, past.stack
+    gain = "none"
+    if stack:
+        whole = as_improvement(past.confirmed_gains()[stack[-1].commit or ""], objective.direction)
+        of = ", ".join(f"#{e.number}" for e in stack)
+        each = ", each measured against the one before" if len(stack) > 1 else ""
+        gain = f"{objective.metric} {whole:+.1%} against the original, by {of}{each}"
+    used = spent(follow(past), "wall_s") / 60
+    time = f"about {used:.1f} minutes used"
+    if context.minutes is not None:
+        time += f", {max(0.0, context.minutes - used):.1f} left"
+    return f"Confirmed gain when this step began: {gain}\nTime since the campaign's start by then: {time}\n"
+
+
+def _units(spec: TargetSpec) -> str:
+    """What the same work is called in a comparison and in an investigation, where that differs."""
+    if not any(isinstance(probe, SlicesProbe) for probe in spec.shown_probes):
+        return ""
+    return (
+        "\nslice_time_s is the time of a slice: the work, repeated as often as makes it long enough to time. time_s of "
+        "an investigation is that of a single repetition."
     )
 
 
@@ -134,7 +164,7 @@ def entry(experiment: Experiment) -> str:
         lines.append(f"verdict: {experiment.verdict.kind.value}: {'; '.join(experiment.verdict.reasons)}")
     if found := standing(experiment):
         lines.append(f"prediction: {forecast.said(found)}")
-    lines += ["signals:", digest(rank(experiment.signals), ENTRY_TOKENS)]
+    lines += ["signals:", digest(rank(experiment.signals), ENTRY_TOKENS, prefix(experiment))]
     if experiment.patch:
         lines += ["patch:", cut(experiment.patch, PATCH_CHARACTERS)]
     return fence("\n".join(lines), f"experiment #{experiment.number}", ENTRY_CHARACTERS)

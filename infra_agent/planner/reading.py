@@ -9,11 +9,13 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 
-from feedback.explanation import explain, find
+from feedback.explanation import explain
 from feedback.inventory import FileRead, contents
 from feedback.readers import Unreadable
+from infra_agent import citation
 from infra_agent.domain import Experiment
 from infra_agent.planner import Context
+from infra_agent.planner.evidence import near_signals
 from infra_agent.planner.fence import fence
 from infra_agent.planner.forms import ListFiles, ReadEvidence, ReadFile, ReadHistory, ReadJournal, SearchCode
 from infra_agent.planner.prompt import entry, journal
@@ -120,12 +122,18 @@ class Reader:
 
     def read_evidence(self, given: ReadEvidence) -> str:
         """The evidence behind a signal of this campaign, from the files that its experiment left behind."""
-        for experiment in reversed(self._context.journal.finished):
-            for signal in find(experiment.signals, given.id):
-                if signal.rule_id == "correctness.hidden_probe":
-                    raise NotReadable("of a hidden probe nothing is told but whether it passed")
-                return fence(explain(signal, self._files(experiment)), f"evidence of {given.id}", SHOWN_CHARACTERS)
-        raise NotReadable(f"no signal of this campaign has the id {given.id!r}")
+        found = citation.cited(self._context.journal.finished, given.id)
+        if not found:
+            near = near_signals(given.id, self._context)
+            instead = f"; there are, for example, {near}" if near else ""
+            raise NotReadable(f"no signal of this campaign has the id {given.id!r}{instead}")
+        if len(found) > 1:
+            raise NotReadable(citation.ambiguity(given.id, found))
+        experiment, signal = found[0]
+        if signal.rule_id == citation.HIDDEN:
+            raise NotReadable("of a hidden probe nothing is told but whether it passed")
+        said = explain(signal, self._files(experiment), citation.prefix(experiment))
+        return fence(said, f"evidence of {found[0].id}", SHOWN_CHARACTERS)
 
     def _files(self, experiment: Experiment) -> Sequence[FileRead]:
         directory = self._context.runs / experiment.id

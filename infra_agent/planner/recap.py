@@ -10,6 +10,7 @@ from feedback.digest import count_tokens, head
 from feedback.ranking import rank
 from feedback.verdict import VerdictKind
 from infra_agent import forecast
+from infra_agent.citation import prefix
 from infra_agent.domain import Experiment, State
 from infra_agent.forecast import standing
 from infra_agent.journal import Journal
@@ -76,7 +77,7 @@ def _details(experiment: Experiment) -> str:
         lines.append(f"prediction: {forecast.said(found)}")
     if experiment.verdict and experiment.state is not State.FAILED:
         lines += [f"reason: {_short(reason)}" for reason in experiment.verdict.reasons[1:3]]
-    lines += [head(signal) for signal in rank(experiment.signals)[:FULL_SIGNALS]]
+    lines += [head(signal, prefix(experiment)) for signal in rank(experiment.signals)[:FULL_SIGNALS]]
     return "\n".join(f"    {line}" for line in lines)
 
 

@@ -13,6 +13,7 @@ from infra_agent.fields import LEVER_FAMILIES
 from infra_agent.investigation import InvestigationRefused, parameters, points
 from infra_agent.levers import families
 from infra_agent.planner.discipline import known_metrics
+from infra_agent.planner.forms import ProposeChange, schema
 from infra_agent.target import Knob, TargetSpec
 
 MOST_CHARACTERS = 240
@@ -56,6 +57,9 @@ def _narrowed(name: str, form: Schema, spec: TargetSpec, evidence: Sequence[str]
     match name:
         case "propose":
             _narrow_proposal(arguments, spec, evidence)
+        case "amend":
+            whole = _narrowed("propose", schema(ProposeChange), spec, evidence)
+            properties["changes"] = _optional(whole["properties"])
         case "investigate":
             probes = [probe for probe in spec.shown_probes if _is_askable(probe.name, spec)]
             properties["probe"] = _choice([probe.name for probe in probes] or [""])

@@ -18,6 +18,7 @@ from feedback.signals import (
     Signal,
     ThreadLocation,
 )
+from infra_agent.citation import HIDDEN, Cited
 from infra_agent.domain import Experiment
 from infra_agent.planner import Context
 from infra_agent.planner.rulebook import Growth, When
@@ -41,16 +42,25 @@ def of_parent(context: Context) -> list[Signal]:
     """The signals that tell of the current parent, latest first, one of each fingerprint: those of investigations of
     it, of the campaign's own measurements of it, of the change that led to it, and, of changes that were tried on it,
     those that say it is the same in both arms."""
-    found: dict[str, Signal] = {}
+    return [found.signal for found in _told(context).values()]
+
+
+def ids_of_parent(context: Context) -> dict[str, str]:
+    """Fingerprint -> id in the campaign of each of these signals."""
+    return {fingerprint: found.id for fingerprint, found in _told(context).items()}
+
+
+def _told(context: Context) -> dict[str, Cited]:
+    found: dict[str, Cited] = {}
     for experiment in reversed(context.journal.finished):
         for signal in experiment.signals:
             if _tells_of(experiment, signal, context.parent_commit):
-                found.setdefault(signal.fingerprint, signal)
-    return list(found.values())
+                found.setdefault(signal.fingerprint, Cited(experiment, signal))
+    return found
 
 
 def _tells_of(experiment: Experiment, signal: Signal, commit: str) -> bool:
-    if signal.rule_id == "correctness.hidden_probe":
+    if signal.rule_id == HIDDEN:
         return False
     gone = signal.message.startswith((GONE, "no longer in"))
     if experiment.role == "investigation":

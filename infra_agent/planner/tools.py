@@ -5,21 +5,23 @@ Whatever is wrong with a call comes back as text that can be acted on; nothing h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from feedback.digest import count_tokens, render
 from feedback.observations import Scalar
 from feedback.ranking import rank
+from infra_agent.citation import prefix
 from infra_agent.domain import Change, Experiment, Hypothesis, Proposal
 from infra_agent.investigation import InvestigationRefused, points
 from infra_agent.planner import Action, Context, Investigate, Propose, Stop
 from infra_agent.planner.discipline import objection, unexplained
 from infra_agent.planner.edits import EditRefused, make_patch
 from infra_agent.planner.fence import fence
-from infra_agent.planner.forms import TOOLS, AskProbe, ProposeChange, StopPlanning, function, problems
+from infra_agent.planner.forms import TOOLS, AmendProposal, AskProbe, ProposeChange, StopPlanning, function, problems
 from infra_agent.planner.reading import Reader
 from infra_agent.planner.tree import NotReadable, Tree
 
@@ -32,9 +34,11 @@ class ToolRefused(Exception):
 
 class Toolbox:
     """Carries out a planner's calls in one context. One that begins the step's conversation anew, as a model does,
-    finds the answers of its questions in the step's investigations; one that `knows` them has them, and asks others."""
+    finds the answers of its questions in the step's investigations; one that `knows` them has them, and asks others.
+    `refused` are the arguments of a proposal that was sent back before."""
 
-    def __init__(self, context: Context, knows: bool = False) -> None:
+    def __init__(self, context: Context, knows: bool = False, refused: Mapping[str, JsonValue] | None = None) -> None:
+        self._proposed = dict(refused or {})
         self._done = () if knows else context.journal.step_investigations
         self._context = context if knows else context.model_copy(update={"journal": context.journal.before_step()})
         self._tree = Tree(context.parent_tree, context.spec)
@@ -44,6 +48,7 @@ class Toolbox:
             **self._reader.tools(),
             "investigate": self._investigate,
             "propose": self._propose,
+            "amend": self._amend,
             "stop": self._stop,
         }
 
@@ -56,6 +61,11 @@ class Toolbox:
         Raises ToolRefused."""
         if name not in self._work:
             raise ToolRefused(f"there is no tool {name[:60]!r}; there are: {', '.join(self._work)}")
+        if name == "propose":
+            self._proposed = _read(arguments)
+        return self._carry_out(name, arguments)
+
+    def _carry_out(self, name: str, arguments: str) -> str | Action:
         try:
             given = TOOLS[name].model_validate_json(arguments or "{}")
         except ValidationError as error:
@@ -101,6 +111,12 @@ class Toolbox:
             raise ToolRefused(reason)
         return Propose(proposal=proposal)
 
+    def _amend(self, given: AmendProposal) -> str | Action:
+        if not self._proposed:
+            raise ToolRefused("no proposal was refused in this step that could be amended: use propose")
+        self._proposed |= given.changes
+        return self._carry_out("propose", json.dumps(self._proposed))
+
     def _whole(self, name: str, value: Scalar | None) -> Scalar | None:
         """Models write 2.0 for 2; a knob of whole numbers takes it so."""
         knob = self._context.spec.knob(name)
@@ -117,14 +133,23 @@ class Toolbox:
         return Stop(reason=(given.reason + reasons)[:4000])
 
 
+def _read(arguments: str) -> dict[str, JsonValue]:
+    """Arguments as they were written, if they are a JSON object."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def answer(experiment: Experiment) -> str:
     """What an investigation found, quoted: each signal in full, as far as the budget goes."""
     lines: list[str] = []
     left = ANSWER_TOKENS
     for signal in rank(experiment.signals):
-        said = render(signal)
+        said = render(signal, prefix(experiment))
         if (cost := count_tokens(said)) > left:
-            said, cost = f"... [{signal.fingerprint}] {signal.rule_id}: ask for it", 20
+            said, cost = f"... [{prefix(experiment)}{signal.fingerprint}] {signal.rule_id}: ask for it", 24
         lines.append(said)
         left -= cost
     found = "\n".join(lines) or "the probe ran and nothing stood out"

@@ -14,6 +14,7 @@ from typing import Any
 from feedback.digest import digest
 from feedback.ranking import rank
 from infra_agent import forecast
+from infra_agent.citation import prefix
 from infra_agent.dialogue import Exchange, exchanges
 from infra_agent.domain import Experiment, ModelCall
 from infra_agent.forecast import standing
@@ -99,7 +100,7 @@ class _Page:
         lines = [*(verdict.reasons if verdict else ())]
         if found := standing(experiment):
             lines.append(f"prediction: {forecast.said(found)}")
-        parts.append(self._block("\n".join([*lines, digest(rank(experiment.signals), SIGNAL_TOKENS)])))
+        parts.append(self._block("\n".join([*lines, _signals(experiment)])))
         return "\n\n".join(parts)
 
     def _investigated(self, experiment: Experiment) -> str:
@@ -109,7 +110,7 @@ class _Page:
         if proposal.params:
             params = {name: list(values) for name, values in proposal.params.items()}
             asked += f" with {self._code(json.dumps(params, ensure_ascii=False))}"
-        return f"{asked}\n\n{self._block(digest(rank(experiment.signals), SIGNAL_TOKENS) or experiment.state.value)}"
+        return f"{asked}\n\n{self._block(_signals(experiment) or experiment.state.value)}"
 
     def _hypothesis(self, experiment: Experiment) -> str:
         hypothesis, change = experiment.proposal.hypothesis, experiment.proposal.change
@@ -184,6 +185,10 @@ def _read(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return None
+
+
+def _signals(experiment: Experiment) -> str:
+    return digest(rank(experiment.signals), SIGNAL_TOKENS, prefix(experiment))
 
 
 def _at(value: Any, *path: str | int) -> Any:

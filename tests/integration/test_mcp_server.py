@@ -233,7 +233,7 @@ def rest(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 def test_it_ends_cleanly_with_its_client_and_writes_nothing_else(tmp_path: Path) -> None:
     with raw(tmp_path) as client:
-        assert len(client.ask("tools/list")["result"]["tools"]) == 12
+        assert len(client.ask("tools/list")["result"]["tools"]) == 13
         out, err = rest(client.process)
         assert (client.process.returncode, out, err) == (0, "", "")
 

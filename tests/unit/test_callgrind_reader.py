@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from feedback.observations import Measurement
+from feedback.observations import Measurement, Source
 from feedback.readers import Unreadable
-from feedback.readers.callgrind import read
+from feedback.readers.callgrind import count, read
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "callgrind"
 HEAD = """\
@@ -38,8 +38,9 @@ def write(directory: Path, text: str) -> Path:
 def instructions(path: Path) -> float:
     measurement, *_ = read(path, "count", "screen", "candidate")
     assert measurement == Measurement(
-        probe="count", metric="instructions", value=measurement.value, arm="candidate", stage="screen"
-    )
+        probe="count", metric="instructions", value=measurement.value, arm="candidate", stage="screen",
+        source=Source(file=path.name),
+    )  # fmt: skip
     return measurement.value
 
 
@@ -135,6 +136,22 @@ totals: 1038
 def test_calls_and_compressed_names_and_positions(tmp_path: Path) -> None:
     found = functions(write(tmp_path, HEAD + "events: Ir\n" + PROFILE))
     assert found == {"inner": (1009, "b.c:47"), "outer": (29, "a.c:8")}
+
+
+def test_lines_are_counted_for_the_functions_that_are_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + "events: Ir\n" + PROFILE)
+    counted = count(path, ["outer"])
+    assert counted.total == 1038
+    assert list(counted.functions.items()) == [("inner", 1009), ("outer", 29)]
+    assert list(counted.lines) == ["outer"]
+    places = {"inline.h:400": 11, "a.c:12": 7, "a.c:10": 5, "a.c:8": 3, "a.c:15": 2, "a.c:400": 1}
+    assert list(counted.lines["outer"].items()) == list(places.items())
+    assert count(path, []).lines == {}
+
+
+def test_without_its_end_nothing_is_counted_but_the_total(tmp_path: Path) -> None:
+    path = write(tmp_path, (HEAD + "events: Ir\nsummary: 1038\n" + PROFILE).replace("totals: 1038\n", ""))
+    assert count(path, ["outer"]) == (1038, {}, {})
 
 
 def test_addresses_come_before_lines_where_the_file_has_them(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from feedback.digest import FULL_WARNINGS, count_tokens, digest, gate_lines, place, render
+from feedback.digest import FULL_WARNINGS, count_tokens, digest, effect, gate_lines, place, render
 from feedback.signals import (
     Cause,
     CodeLocation,
@@ -38,6 +38,26 @@ def make_signal(message: str = "said", **fields: Any) -> Signal:
         "locations": (CodeLocation(file="a.c"),),
     }  # fmt: skip
     return Signal.model_validate(known | fields)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("Student t over fresh process pairs (median of interleaved ABBA blocks)", "gain inside pairs +20.0%"),
+        ("Student t over groups of four fresh runs in the order ABBA", "gain inside groups +20.0%"),
+        ("executed instructions, counted once an arm", "; gain +20.0%"),
+    ],
+)
+def test_a_gain_that_need_not_be_the_ratio_of_the_medians_says_so(method: str, said: str) -> None:
+    assert said in effect(EFFECT.model_copy(update={"method": method}))
+
+
+def test_a_prefix_says_of_which_run_each_signal_is() -> None:
+    signals = [make_signal("m", locations=(ParamLocation(name=f"knob{n}"),)) for n in range(20)]
+    for text in (digest(signals, 120, "#3/"), digest(signals, 5000, "#3/"), digest(signals[:1], 300, "#3/")):
+        for signal in signals:
+            assert text.count(signal.fingerprint) == text.count(f"#3/{signal.fingerprint}")
+    assert f"[#3/{signals[0].fingerprint}]" in text
 
 
 def test_nothing_gives_nothing() -> None:

@@ -18,6 +18,8 @@ from feedback.signals import CodeLocation, Evidence, Signal
 from feedback.spans import Frame, Spans, Stacks, Track
 from sandboxes.results import ArmName
 
+CALLGRIND = Path(__file__).resolve().parents[1] / "data" / "callgrind"
+
 
 def make(*evidence: Evidence, **fields: Any) -> Signal:
     known = {
@@ -191,3 +193,35 @@ def test_a_stretch_without_intervals_and_a_trace_that_changed(traced: Path) -> N
 def test_the_heaviest_stacks_of_a_profile_are_shown(traced: Path) -> None:
     text = explain(make(Evidence(artefact="a.json", query="by thread")), [file(traced, "prof", kinds={"stacks": 2})])
     assert "  75.0% (3 samples) T: hot b.py:9 < main a.py:1" in text.splitlines()
+
+
+def test_instruction_counts_are_shown_by_function_and_line_in_both_arms() -> None:
+    before, after = (
+        file(CALLGRIND / name, "callgrind", arm=arm)
+        for name, arm in (("tile128.out", "baseline"), ("tile1024.out", "candidate"))
+    )
+    asked = (Evidence(artefact="tile1024.out", query="fn=scale"), Evidence(artefact="tile128.out", query="fn=scale"))
+    shown = explain(make(*asked), [before, after]).partition("\n\n")[2]
+    assert shown.splitlines() == [
+        "baseline: tile128.out: 1,264,198 instructions",
+        "candidate: tile1024.out: 399,716 instructions",
+        "scale: 985,920 (78.0%) -> 123,240 (30.8%)",
+        "  baseline /repo/norm.c:7 819,680 (64.8%)",
+        "  baseline /repo/norm.c:4 163,840 (13.0%)",
+        "  baseline /repo/norm.c:8 1,600 (0.1%)",
+        "  baseline 2 other lines 800 (0.1%)",
+        "  candidate /repo/norm.c:7 102,460 (25.6%)",
+        "  candidate /repo/norm.c:4 20,480 (5.1%)",
+        "  candidate 3 other lines 300 (0.1%)",
+    ]
+    one = explain(make(asked[0]), [after]).partition("\n\n")[2]
+    assert one.splitlines()[:3] == [
+        "tile1024.out: 399,716 instructions", "scale: 123,240 (30.8%)", "  /repo/norm.c:7 102,460 (25.6%)"
+    ]  # fmt: skip
+
+
+def test_of_a_total_the_functions_that_count_most_are_shown(tmp_path: Path) -> None:
+    shown = explain(make(Evidence(artefact="tile128.out")), [file(CALLGRIND / "tile128.out", "callgrind")])
+    assert "\nscale: 985,920 (78.0%)\nrms_norm: 125,480 (9.9%)\n" in shown
+    gone = explain(make(Evidence(artefact="a.out", query="fn=f")), [file(tmp_path / "a.out", "callgrind")])
+    assert "can't be read any more" in gone

@@ -226,6 +226,10 @@ def test_signals_of_campaigns_are_explained_from_their_runs(kept: Comparisons, t
     assert code == 0
     assert text.startswith(f"experiment 4 of campaign {owner.id}\n[{signal.fingerprint}]")
     assert "> 2: out of memory" in text
+    named = run("explain", f"#4/{signal.fingerprint}", memory=memory_of(kept))
+    assert named == (code, text)
+    with pytest.raises(Wrong, match="no signal"):
+        run("explain", f"#3/{signal.fingerprint}", memory=memory_of(kept))
     (directory / "run.json").unlink()
     shutil.rmtree(directory)
     assert "(not among the files)" in run("explain", signal.fingerprint, memory=memory_of(kept))[1]

@@ -262,3 +262,37 @@ def test_calls_that_are_none_are_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match="give ") as refused:
         read_calls(text)
     assert said in str(refused.value)
+
+
+def amend(**changes: Any) -> Call:
+    return Call(tool="amend", arguments={"changes": changes})
+
+
+def test_a_refused_proposal_is_amended_in_a_later_run(store: Store, tree: Path) -> None:
+    first = planner(store, propose(evidence=["hearsay"], claim="Two threads help"), propose(4))  # the second is unseen
+    with pytest.raises(Waiting):
+        first.next_action(at(tree))
+    worse = planner(store, amend(probe="none"))
+    with pytest.raises(Waiting):
+        worse.next_action(at(tree))
+    assert "unknown probe" in worse.answers[0].text
+    cut_off = planner(store, amend(probe="", evidence=["threads"]))
+    action = cut_off.next_action(at(tree))
+    assert isinstance(action, Propose)
+    assert action.proposal.hypothesis.claim == "Two threads help"
+    assert action.proposal.change.knobs == {"threads": 2}
+    assert action.proposal.hypothesis.evidence == ("threads",)
+    assert planner(store).next_action(at(tree)) == action  # as after a kill
+    done = planner(store, amend(claim="again"))
+    with pytest.raises(Waiting):
+        done.next_action(at(tree, BASELINE, experiment(1)))
+    assert texts(done) == ["amend", "amend refused"]
+    assert "no proposal was refused" in done.answers[1].text
+
+
+def test_nothing_is_amended_where_nothing_was_refused(store: Store, tree: Path) -> None:
+    for _ in range(2):
+        told = planner(store, amend(claim="c"))
+        with pytest.raises(Waiting):
+            told.next_action(at(tree))
+        assert "no proposal was refused" in told.answers[0].text

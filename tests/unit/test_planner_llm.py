@@ -85,7 +85,7 @@ def test_the_opening_holds_what_a_planner_needs_and_no_path_of_this_machine(
     names = [tool["function"]["name"] for tool in endpoint.requests[0]["tools"]]
     assert names == [
         "list_files", "read_file", "search_code", "read_history", "read_journal", "read_evidence",
-        "investigate", "propose", "stop",
+        "investigate", "propose", "amend", "stop",
     ]  # fmt: skip
     assert "$ref" not in json.dumps(endpoint.requests[0]["tools"])
 
@@ -231,8 +231,8 @@ def test_text_of_the_target_is_fenced_and_can_neither_act_nor_close_the_fence(
     (result,) = endpoint.results()
     first, *inside, last = result.split("\n")
     mark = first.split('"')[1]
-    assert first == f'<quoted id="{mark}" source="notes.md, lines 1 to 4 of 4">'
-    assert last == f'</quoted id="{mark}">'
+    assert first == f'<quoted mark="{mark}" source="notes.md, lines 1 to 4 of 4">'
+    assert last == f'</quoted mark="{mark}">'
     assert not any(mark in line for line in inside)
     assert "\\u001b[2J\\u202e" in result
     assert "\x1b" not in result
@@ -441,3 +441,24 @@ def test_build_planner_knows_each_kind(tmp_path: Path) -> None:
         build_planner(odd, unset)
     with pytest.raises(WrongUse, match="did not keep its script; start a new one"):
         build_planner(CampaignSpec(target="t", planner="script:s.toml"), unset)
+
+
+def test_a_refused_proposal_is_amended_without_sending_it_again(endpoint: ScriptedEndpoint, tree: Path) -> None:
+    calls = CallsInMemory("c1")
+    endpoint.answers = [
+        called(("amend", {"changes": {"claim": "c"}})),
+        called(proposal(edits=[FAST], evidence=["hearsay"], claim="A claim of its own")),
+        called(("amend", {"changes": {"evidence": ["threads"], "lever_family": "nonsense"}})),
+        called(("amend", {"changes": {"lever_family": "kernels"}})),
+    ]
+    action = make_planner(endpoint, calls).next_action(context(tree))
+    assert isinstance(action, Propose)
+    assert "fast(x)" in action.proposal.change.patch
+    stated = action.proposal.hypothesis
+    assert (stated.claim, stated.evidence, stated.lever_family) == ("A claim of its own", ("threads",), "kernels")
+    none, unknown, wrong = endpoint.results()
+    assert "no proposal was refused" in none
+    assert "no such evidence: hearsay" in unknown
+    assert "lever_family" in wrong
+    assert make_planner(endpoint, calls).next_action(context(tree)) == action
+    assert len(endpoint.requests) == 4

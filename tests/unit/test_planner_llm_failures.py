@@ -319,7 +319,7 @@ def test_a_model_that_repeats_itself_under_a_schema_is_held_to_ending_the_step(
     endpoint.answers = [failed(*NO_TOOLS[0]), written(*READ), written(*READ), written(*stopped("done"))]
     assert make_planner(endpoint).next_action(context(tree)) == ENDED
     kinds = [len(r["response_format"]["json_schema"]["schema"]["anyOf"]) for r in endpoint.requests[1:]]
-    assert kinds == [9, 9, 2]
+    assert kinds == [10, 10, 2]
 
 
 # Limits and names.

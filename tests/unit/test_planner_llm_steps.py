@@ -79,12 +79,12 @@ def seen(tree: Path, done: list[Experiment]) -> Context:
 
 
 TURNS = [
-    called(JOURNAL, ("read_evidence", {"id": signal("").fingerprint})),
+    called(JOURNAL, ("read_evidence", {"id": f"#1/{signal('').fingerprint}"})),
     called(("read_file", {"path": "launch.toml"}), asking("first?")),
     called(JOURNAL),
     called(asking("second?"), asking("third?")),
-    called(("read_evidence", {"id": signal("").fingerprint}), ("read_journal", {"number": 3})),
-    called(proposal(edits=[FAST], evidence=["#2", signal("").fingerprint])),
+    called(("read_evidence", {"id": f"#1/{signal('').fingerprint}"}), ("read_journal", {"number": 3})),
+    called(proposal(edits=[FAST], evidence=["#2", f"#1/{signal('').fingerprint}"])),
 ]
 
 

@@ -257,3 +257,11 @@ def test_the_proposals_do_not_change_with_the_file(script: Path) -> None:
 def test_the_shipped_script_is_valid() -> None:
     target = Path(__file__).parents[2] / "targets" / "tinyserve"
     assert read_script(target / "scripts" / "hoist.toml", load_target(target)[0])
+
+
+def test_a_recorded_session_that_cites_bare_ids_still_replays() -> None:
+    root = Path(__file__).resolve().parents[2]
+    spec, _ = load_target(root / "targets/tinyserve")
+    proposals = read_script(root / "docs/examples/tinyserve-llm/script.toml", spec)
+    assert len(proposals) == 7
+    assert proposals[2].hypothesis.evidence[0] == "c3be07413d6f"

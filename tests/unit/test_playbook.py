@@ -105,7 +105,7 @@ def test_waiting_requests_are_cited_when_the_slots_are_raised(llamacpp: TargetSp
     assert isinstance(found, Propose)
     assert found.proposal.change.knobs == {"parallel": 4}
     slow = next(s for s in waiting if s.subject.endswith("median_ttft_ms"))
-    assert slow.fingerprint in found.proposal.hypothesis.evidence
+    assert f"#1/{slow.fingerprint}" in found.proposal.hypothesis.evidence
 
 
 def test_a_busy_machine_calls_for_fewer_polls(llamacpp: TargetSpec, tmp_path: Path) -> None:

@@ -26,9 +26,11 @@ MAX_FUNCTIONS = 5
 def instructions(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """Whether the amount of work changed, by executed instructions: deterministic, so one run each suffices."""
     counts: dict[tuple[str, str], list[float]] = {}
+    facts: dict[str, list[Measurement]] = {}
     for o in observations:
         if _counted(o, criteria) and "function" not in o.case:
             counts.setdefault((o.probe, o.arm), []).append(o.value)
+            facts.setdefault(o.probe, []).append(o)
     signals = []
     for probe in sorted({p for p, _ in counts}):
         if (probe, "baseline") not in counts or (probe, "candidate") not in counts:
@@ -47,6 +49,7 @@ def instructions(observations: Sequence[Observation], criteria: Criteria) -> lis
                 subject=probe,
                 message=f"{probe}: {before:.4g} -> {after:.4g} instructions ({change:+.2%}): {what}",
                 locations=where(criteria, probe),
+                evidence=evidence(facts[probe]),
                 next=("compare wall time: instruction counts are blind to caches, vector width and waiting",),
             )
         )
