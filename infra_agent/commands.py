@@ -37,9 +37,11 @@ from infra_agent.settings import Settings
 from infra_agent.store import ArtefactFiles, Store, campaign_lock, is_locked, new_id, open_store
 from infra_agent.target import FILE_NAME, TargetSpec, load_target, parse_target
 from sandboxes.files import advice, refusal
+from sandboxes.git import WorkspaceError
 from sandboxes.results import Run
 from sandboxes.sandbox import SandboxError
-from sandboxes.workspace import Repository, RepositoryLost, SourceRefused, WorkspaceError
+from sandboxes.source import SourceRefused
+from sandboxes.workspace import Repository, RepositoryLost
 
 Watch = Callable[[Event], None]
 Say = Callable[[str], None]

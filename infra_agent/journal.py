@@ -17,6 +17,7 @@ from feedback.verdict import VerdictKind
 from infra_agent import forecast
 from infra_agent.domain import Change, Experiment, State
 from infra_agent.forecast import standing
+from infra_agent.patches import touched
 from sandboxes.results import Record
 
 _CLAIM_CHARACTERS = 100
@@ -210,7 +211,7 @@ def _line(experiment: Experiment) -> str:
     parts = [
         f"#{experiment.number} {_outcome(experiment)}{_gain(experiment)}",
         _short(experiment.proposal.hypothesis.claim, _CLAIM_CHARACTERS),
-        _describe(experiment.proposal.change),
+        describe(experiment.proposal.change, _KNOB_CHARACTERS),
     ]
     if found is not None and found.outcome != "not measured":
         parts.append(f"prediction {_short(forecast.said(found), _REASON_CHARACTERS)}")
@@ -236,19 +237,18 @@ def _objective(experiment: Experiment) -> Effect | None:
     return next((effect for effect in experiment.effects if effect.metric == metric), signal.effect)
 
 
-def _describe(change: Change) -> str:
-    """The change in a few words: knobs with their values, files and line counts of a patch."""
-    parts = [
-        f"{name} unset" if value is None else f"{name}={_short(str(value), _KNOB_CHARACTERS)}"
-        for name, value in change.knobs.items()
-    ]
+def describe(change: Change, limit: int | None = None) -> str:
+    """The change in a few words: knobs with their values, files and line counts of a patch. Each value and the list of
+    files is cut at `limit` characters, if one is given."""
+
+    def cut(text: str) -> str:
+        return text if limit is None else _short(text, limit)
+
+    parts = [f"{n} unset" if value is None else f"{n}={cut(str(value))}" for n, value in change.knobs.items()]
     if change.patch.strip():
-        lines = change.patch.splitlines()
-        files = [line.split("\t")[0].removeprefix("+++ b/") for line in lines if line.startswith("+++ ")]
-        added = sum(line.startswith("+") and not line.startswith("+++ ") for line in lines)
-        removed = sum(line.startswith("-") and not line.startswith("--- ") for line in lines)
-        named = _short(", ".join(files), _KNOB_CHARACTERS)
-        parts.append(f"patch of {named or 'unknown files'} (+{added} -{removed})")
+        patch = touched(change.patch)
+        named = cut(", ".join(patch.files)) or "unknown files"
+        parts.append(f"patch of {named} (+{patch.added} -{patch.removed})")
     return ", ".join(parts) or "no change"
 
 

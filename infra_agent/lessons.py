@@ -21,6 +21,7 @@ from infra_agent import citation
 from infra_agent.domain import Campaign, Change, Experiment, now
 from infra_agent.forecast import ForecastOutcome, standing
 from infra_agent.journal import Journal
+from infra_agent.patches import touched
 from infra_agent.target import TargetSpec
 from sandboxes.results import Record
 
@@ -189,12 +190,12 @@ def _before(experiment: Experiment) -> dict[str, Scalar | None]:
 
 
 def _files(experiment: Experiment) -> tuple[str, ...]:
-    if not experiment.proposal.change.patch.strip():
+    patch = experiment.proposal.change.patch
+    if not patch.strip():
         return ()
-    named = [line.removeprefix("+++ b/").split("\t")[0] for line in experiment.proposal.change.patch.splitlines()
-             if line.startswith("+++ b/")]  # fmt: skip
-    placed = [p.file for s in experiment.signals for p in s.locations if isinstance(p, CodeLocation)]
-    return tuple(dict.fromkeys(named or placed))[:10]
+    named = touched(patch).files
+    placed = (p.file for s in experiment.signals for p in s.locations if isinstance(p, CodeLocation))
+    return (named or tuple(dict.fromkeys(placed)))[:10]
 
 
 def kept(lessons: Iterable[Lesson], place: Here) -> tuple[Lesson, ...]:

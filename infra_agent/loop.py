@@ -24,7 +24,7 @@ from infra_agent.launch import read_knobs
 from infra_agent.layers import on_top
 from infra_agent.planner import BudgetSpent, Context, Investigate, Propose, Stop, Waiting
 from infra_agent.store import new_id
-from sandboxes.workspace import WorkspaceError
+from sandboxes.git import WorkspaceError
 
 DIGEST_EXPERIMENTS = 3
 BUDGET = "budget"

@@ -1,8 +1,7 @@
 """A campaign's own git repository: check out, apply a change, and say what it touched.
 
 The repository starts with one commit that holds the target's tree and no history, so a candidate can't find the
-answer in the past or the future of the upstream project. git runs with no configuration, hooks or attributes of
-the user's or the candidate's.
+answer in the past or the future of the upstream project. No attributes of the user's or the candidate's act in it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import tarfile
 import tempfile
 import threading
@@ -21,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from sandboxes.files import advice_on, open_regular, refusal
-from sandboxes.sandbox import SandboxError
+from sandboxes.files import refusal
+from sandboxes.git import WorkspaceError, run_git
+from sandboxes.source import copy_file, source_files
 
 MAX_PATCH_BYTES = 1 << 20
 FORBIDDEN_NAMES = frozenset(
@@ -46,28 +45,8 @@ _SYMLINK = "120000"
 _SUBMODULE = "160000"
 
 
-class WorkspaceError(SandboxError):
-    """git failed on the campaign's repository."""
-
-
-class GitMissing(Exception):
-    """git can't be started; install it (Debian: apt-get install git)."""
-
-
 class RepositoryLost(Exception):
     """A campaign's repository is gone or damaged: nothing can be run on it any more."""
-
-
-class SourceRefused(Exception):
-    """The target's directory can't be taken over as it is."""
-
-
-class SourceDirty(SourceRefused):
-    """The target's directory has uncommitted changes; what is measured must be what a commit says."""
-
-    def __init__(self, directory: Path, files: Sequence[str]) -> None:
-        listed = "\n".join(f"  {f}" for f in files[:10]) + ("\n  ..." if len(files) > 10 else "")
-        super().__init__(f"{directory} has uncommitted changes; commit or stash them, then run again:\n{listed}")
 
 
 class PatchRefused(Exception):
@@ -88,38 +67,6 @@ class ChangedFile(NamedTuple):
     new_mode: str
 
 
-def _git(directory: Path, *args: str, stdin: bytes = b"") -> bytes:
-    """Run git without anyone's configuration. Raises WorkspaceError with what git said."""
-    clean = {
-        "PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": "/nonexistent", "LC_ALL": "C",
-        "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_TERMINAL_PROMPT": "0",
-    }  # fmt: skip
-    fixed = (
-        "core.hooksPath=/dev/null", "core.attributesFile=/dev/null", "core.fsmonitor=false", "safe.directory=*",
-        "core.autocrlf=false", "core.quotePath=false", "gc.auto=0",
-    )  # fmt: skip
-    options = [part for setting in fixed for part in ("-c", setting)]
-    try:
-        done = subprocess.run(
-            ["git", *options, "-C", str(directory), *args],
-            input=stdin,
-            capture_output=True,
-            env=clean,
-            check=False,
-        )
-    except OSError as error:
-        raise GitMissing(
-            f"git can't be started ({error.strerror}); install it (Debian: apt-get install git) and see that it is on "
-            "the PATH"
-        ) from error
-    if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip()
-        what = advice_on(said)
-        raise WorkspaceError(f"git {args[0]} failed in {directory}: {said[-600:]}{f'; {what}' if what else ''}")
-    return done.stdout
-
-
 class Repository:
     """The campaign's bare repository. Threads may share it."""
 
@@ -137,16 +84,16 @@ class Repository:
 
         Raises SourceRefused (SourceDirty), GitMissing, WorkspaceError.
         """
-        files, origin = _source_files(source)
+        files, origin = source_files(source)
         try:
             with _writing(path):
                 path.mkdir(parents=True, exist_ok=True)
-                _git(path, "init", "--quiet", "--bare", "--template=", ".")
+                run_git(path, "init", "--quiet", "--bare", "--template=", ".")
                 _ignore_attributes(path)
                 with tempfile.TemporaryDirectory(prefix="infra-agent-") as staged:
                     for name in files:
                         if not matches(PurePosixPath(name), hidden):
-                            _copy(source / name, Path(staged) / name)
+                            copy_file(source / name, Path(staged) / name)
                     repository = cls(path)
                     base = repository._commit(Path(staged), parent=None, message="the target as it was")
                 return repository, base, origin or f"tree:{repository.tree(base)}"
@@ -198,10 +145,10 @@ class Repository:
         if _BINARY.search(patch):
             raise PatchRefused("the patch holds binary data, which nobody can review")
         text = patch if patch.endswith("\n") else patch + "\n"
-        _git(tree, "init", "--quiet", "--template=", ".")
+        run_git(tree, "init", "--quiet", "--template=", ".")
         _ignore_attributes(tree / ".git")
         try:
-            _git(tree, "apply", "--whitespace=nowarn", "-", stdin=text.encode())
+            run_git(tree, "apply", "--whitespace=nowarn", "-", stdin=text.encode())
         except WorkspaceError as error:
             raise PatchRefused(f"the patch does not apply: {str(error).replace(str(tree), 'the tree')}") from error
         finally:
@@ -224,7 +171,9 @@ class Repository:
         body = b"".join(stream)
         # A ref of its own keeps the commit from being pruned.
         ref = f"commit refs/infra-agent/{hashlib.sha256(body).hexdigest()[:24]}\n".encode()
-        made = _git(self.path, "fast-import", "--quiet", "--force", "--done", stdin=ref + body + b"get-mark :1\ndone\n")
+        made = run_git(
+            self.path, "fast-import", "--quiet", "--force", "--done", stdin=ref + body + b"get-mark :1\ndone\n"
+        )
         commit = made.decode().strip()
         self._remember(commit, after)  # it is checked out next
         return commit
@@ -251,7 +200,7 @@ class Repository:
     def _read(self, *args: str) -> bytes:
         """What git says of commits that it was given before: if it can't, they are gone."""
         try:
-            return _git(self.path, *args)
+            return run_git(self.path, *args)
         except WorkspaceError as error:
             raise RepositoryLost(
                 f"{self.path}: this campaign's repository is gone or damaged ({error}). The campaign can't be resumed: "
@@ -291,23 +240,6 @@ def _writing(place: Path) -> Iterator[None]:
         raise WorkspaceError(refusal(error, error.filename2 or error.filename or place)) from error
     except tarfile.TarError as error:
         raise WorkspaceError(f"{place}: what git archived can't be read: {error}") from error
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy one file or link of the target. Raises SourceRefused if it can't be read, OSError if it can't be written."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_symlink():
-        target.symlink_to(source.readlink())
-        return
-    try:
-        file = open_regular(source)
-    except OSError as error:
-        raise SourceRefused(
-            f"{source} can't be read ({error.strerror}); mend it, remove it, or name it under `hidden` in target.toml"
-        ) from error
-    with file, target.open("wb") as copy:
-        shutil.copyfileobj(file, copy)
-        target.chmod(os.fstat(file.fileno()).st_mode & 0o777 | 0o600)
 
 
 def _contents(tree: Path) -> Files:
@@ -361,65 +293,6 @@ def _symlinks(tree: Path) -> dict[str, str]:
             if path.is_symlink():
                 found[str(path.relative_to(tree))] = str(path.readlink())
     return found
-
-
-def _source_files(source: Path) -> tuple[list[str], str]:
-    """The target's files and links, and the user's commit if it is under git. Raises SourceRefused, GitMissing."""
-    if not source.is_dir():
-        raise SourceRefused(f"{source} is not a directory")
-    try:
-        tracked, commit = _tracked_files(source)
-    except WorkspaceError as error:
-        raise SourceRefused(f"{source}: mend this git repository, or give a copy without .git: {error}") from error
-    if not tracked:
-        raise SourceRefused(f"{source} holds no files")
-    for name in tracked:
-        path = source / name
-        if path.is_symlink():
-            _refuse_outside(source, path)
-        elif path.is_dir():
-            raise SourceRefused(f"{path} is a submodule that is not checked out; run `git submodule update --init`")
-    return tracked, commit
-
-
-def _tracked_files(source: Path) -> tuple[list[str], str]:
-    """What git tracks below `source` and its commit; where git tracks nothing, all files and no commit."""
-    try:
-        commit = _git(source, "rev-parse", "--verify", "HEAD").decode().strip()
-        listed = _git(source, "ls-files", "--recurse-submodules", "-z", ".")
-    except WorkspaceError as error:
-        if not any(reason in str(error) for reason in ("not a git repository", "Needed a single revision")):
-            raise
-        listed = b""
-    tracked = [os.fsdecode(name) for name in listed.split(b"\0") if name]
-    if not tracked:
-        return sorted(_all_files(source)), ""
-    status = _git(source, "status", "--porcelain", "-z", "--no-renames", ".").decode("utf-8", "replace")
-    if dirty := [line for line in status.split("\0") if line.strip()]:
-        raise SourceDirty(source, dirty)
-    return tracked, commit
-
-
-def _all_files(source: Path) -> Iterator[str]:
-    """Everything below `source` that is no directory. Raises SourceRefused for a directory that can't be read."""
-
-    def refuse(error: OSError) -> None:
-        raise SourceRefused(f"{error.filename} can't be read ({error.strerror}); change its permissions")
-
-    for directory, subdirectories, files in os.walk(source, onerror=refuse):
-        subdirectories[:] = [name for name in subdirectories if name not in ("__pycache__", ".git")]
-        links = [name for name in subdirectories if Path(directory, name).is_symlink()]
-        yield from (str(Path(directory, name).relative_to(source)) for name in (*files, *links) if name != ".git")
-
-
-def _refuse_outside(source: Path, link: Path) -> None:
-    """A link that leads out of the target would lead elsewhere in every copy of it."""
-    leads = os.path.normpath(link.parent / link.readlink())
-    if link.readlink().is_absolute() or not Path(leads).is_relative_to(os.path.normpath(source)):
-        raise SourceRefused(
-            f"{link} is a symbolic link that leads out of the target, to {link.readlink()}; replace it by a file or "
-            "a relative link inside the target"
-        )
 
 
 def protect(changes: Sequence[ChangedFile], editable: Sequence[str], protected: Sequence[str]) -> str | None:

@@ -18,8 +18,10 @@ from infra_agent.domain import now
 from infra_agent.errors import InfraAgentError, WrongUse
 from infra_agent.settings import load_settings
 from sandboxes.files import advice, refusal
+from sandboxes.git import GitMissing
 from sandboxes.sandbox import SandboxError
-from sandboxes.workspace import GitMissing, RepositoryLost, SourceRefused
+from sandboxes.source import SourceRefused
+from sandboxes.workspace import RepositoryLost
 
 ClickError = typer.BadParameter.__mro__[2]
 """What typer raises for wrong use, wherever it keeps it: its versions differ."""

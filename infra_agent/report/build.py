@@ -5,7 +5,6 @@ Nothing is computed anew from measurements: every number with an interval is an 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,8 +14,9 @@ from feedback.rules.performance import gain_text
 from feedback.signals import Effect, Signal, as_gain, as_loss
 from feedback.verdict import VerdictKind
 from infra_agent import forecast
-from infra_agent.domain import Campaign, CampaignState, Change, Experiment, ModelUse, NoiseUnits
-from infra_agent.journal import Journal
+from infra_agent.domain import Campaign, CampaignState, Experiment, ModelUse, NoiseUnits
+from infra_agent.journal import Journal, describe
+from infra_agent.patches import touched
 from infra_agent.planner.trials import Here
 from infra_agent.policy import SCREEN_ALPHA, is_spent
 from infra_agent.report import words
@@ -66,7 +66,7 @@ def build(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Result
         ended_by=_ended_by(campaign), stop_reason=campaign.stop_reason,
         headline="", metric=spec.objective.metric, direction=spec.objective.direction,
         comparisons=comparisons, layers=_layers(journal), knobs=_knob_changes(spec, result),
-        files=changed_files(result.patch),
+        files=touched(result.patch).files,
         tried=tried, held=_held(spec, journal),
         warnings=(*words.warnings(journal, baseline, noise), *overdrawn(campaign.spec.budget, used)),
         shares=shares(campaign, spec, journal, result.calls),
@@ -129,7 +129,7 @@ def _compared(
 
 def _original(spec: TargetSpec, journal: Journal, result: Result) -> Comparison:
     launch = spec.launch_file.path if spec.launch_file else ""
-    touches_no_more = set(changed_files(result.patch)) <= {launch}
+    touches_no_more = set(touched(result.patch).files) <= {launch}
     name = f"{ORIGINAL} {launch}" if launch and touches_no_more else ORIGINAL
     if not journal.stack:
         return Comparison(against=name, kind="original", is_identical=True)
@@ -153,7 +153,7 @@ def _controls(campaign: Campaign, spec: TargetSpec, journal: Journal, result: Re
             arm = {knob.name: control.knobs.get(knob.name) for knob in spec.knobs}
             same = all(_same(arm[name], result.after.get(name)) for name in arm)
             launch = spec.launch_file.path if spec.launch_file else ""
-            identical = same and set(changed_files(result.patch)) <= {launch}
+            identical = same and set(touched(result.patch).files) <= {launch}
             comparison = Comparison(against=control.name, kind="control", is_identical=identical)
         found.append(comparison.model_copy(update={"description": control.description}))
     return found
@@ -186,11 +186,6 @@ def _knob_changes(spec: TargetSpec, result: Result) -> tuple[KnobChange, ...]:
     )
 
 
-def changed_files(patch: str) -> tuple[str, ...]:
-    """The files that a git diff touches, in order."""
-    return tuple(re.findall(r"^diff --git a/.+ b/(.+)$", patch, flags=re.MULTILINE))
-
-
 def _tried(experiment: Experiment) -> Tried:
     verdict = experiment.verdict if experiment.state.is_finished else None
     signal, effect = _objective(experiment)
@@ -210,17 +205,6 @@ def _tried(experiment: Experiment) -> Tried:
         forecast=forecast.held_against(predicted, effects) if predicted and verdict else None,
         work=tuple(s.message for s in experiment.signals if s.rule_id == "performance.instructions"),
     )  # fmt: skip
-
-
-def describe(change: Change) -> str:
-    """A change in a few words: its knobs with their values, the files that it patches."""
-    parts = [f"{n} unset" if v is None else f"{n}={v}" for n, v in change.knobs.items()]
-    if change.patch.strip():
-        files = re.findall(r"^\+\+\+ (?:b/)?(\S+)", change.patch, flags=re.MULTILINE)
-        added = len(re.findall(r"^\+(?!\+\+ )", change.patch, flags=re.MULTILINE))
-        removed = len(re.findall(r"^-(?!-- )", change.patch, flags=re.MULTILINE))
-        parts.append(f"patch of {', '.join(files) or 'unknown files'} (+{added} -{removed})")
-    return ", ".join(parts) or "no change"
 
 
 def _held(spec: TargetSpec, journal: Journal) -> tuple[Held, ...]:

@@ -35,7 +35,7 @@ LAYERS = {
         {"cli"},
     ),
     "infra_agent": (
-        {"errors", "places", "fields", "host", "turns", "halt"},
+        {"errors", "places", "fields", "host", "patches", "turns", "halt"},
         {"settings", "knobs", "methods"},
         {"domain", "target"},
         {"forecast", "investigation", "citation", "catalogue", "launch", "leftovers", "packages", "pulse", "scaffold"},

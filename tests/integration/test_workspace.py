@@ -13,16 +13,14 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from sandboxes.git import GitMissing, WorkspaceError
+from sandboxes.source import SourceDirty, SourceRefused
 from sandboxes.workspace import (
     MAX_PATCH_BYTES,
     ChangedFile,
-    GitMissing,
     PatchRefused,
     Repository,
     RepositoryLost,
-    SourceDirty,
-    SourceRefused,
-    WorkspaceError,
     matches,
     protect,
 )
@@ -322,7 +320,8 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
         (directory / "file" / "secret.c").chmod(0)
         (directory / "directory" / "inside").chmod(0)
         program = (
-            "import encodings.ascii, os, sys, tempfile\nfrom pathlib import Path\nfrom sandboxes.workspace import *\n"
+            "import encodings.ascii, os, sys, tempfile\nfrom pathlib import Path\n"
+            "from sandboxes.source import SourceRefused\nfrom sandboxes.workspace import Repository\n"
             "if os.geteuid() == 0:\n    os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "for name in ('file', 'directory'):\n"
             "    try:\n        Repository.create(Path(tempfile.mkdtemp()) / 'repo', Path(sys.argv[1]) / name)\n"
