@@ -29,13 +29,20 @@ from infra_agent.planner.sources import Function, edit, hot
 from infra_agent.planner.symptoms import Fact, fits, ids_of_parent, of_parent, says_nothing
 from infra_agent.planner.tree import Tree
 from infra_agent.planner.trials import read_trials
-from infra_agent.target import OutputsProbe, Probe
+from infra_agent.target import CommandProbe, OutputsProbe, Probe
 
 CHEAP = 0.1
 """Part of the time left that looking may take before something that is already known is tried."""
 DEAR = 0.5
 """Part of the time left that looking may take where there is nothing to try."""
 MAX_EVIDENCE = 4
+REPORTS = {
+    "trace": {"nsight", "chrome_trace", "otlp", "perfetto"},
+    "profile": {"speedscope", "collapsed"},
+    "counts": {"callgrind"},
+    "events": {"events", "prometheus", "engine_log", "gc"},
+}
+"""Which kind of evidence a file is that a command leaves."""
 UNSORTED = "launch parameters"
 """The family of a knob whose target doesn't say what it pulls at."""
 
@@ -189,7 +196,7 @@ class Case:
 
     def _questions(self, ask: Ask) -> Iterator[tuple[Investigate, float]]:
         for probe in self.context.spec.shown_probes:
-            if probe.method != ask.method:
+            if ask.method != ("reports" if _leaves_reports(probe) else probe.method):
                 continue
             values = _values(probe, ask)
             if values is None:
@@ -257,8 +264,15 @@ class Case:
         """Kinds of evidence that this target's probes give, as the rules name them."""
         gives = {"callgrind": {"counts"}, "slices": {"times"}, "load": {"load"}, "events": {"events"},
                  "outputs": {"outputs"}, "logprobs": {"outputs"}}  # fmt: skip
-        found = {kind for p in self.context.spec.shown_probes for kind in gives.get(p.method, set())}
+        probes = self.context.spec.shown_probes
+        found = {kind for p in probes for kind in gives.get(p.method, set())}
+        formats = {report.format for p in probes if isinstance(p, CommandProbe) for report in p.reports}
+        found |= {kind for kind, files in REPORTS.items() if formats & files}
         return found | ({"knobs"} if self.context.spec.knobs else set()) | {"tests"}
+
+
+def _leaves_reports(probe: Probe) -> bool:
+    return isinstance(probe, CommandProbe) and probe.waits and bool(probe.reports)
 
 
 def _values(probe: Probe, ask: Ask) -> dict[str, tuple[Scalar, ...]] | None:

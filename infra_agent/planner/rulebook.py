@@ -133,7 +133,8 @@ class Move(Record):
 class Ask(Record):
     """A measurement of the parent that would tell more: a probe of a method, its parameters over some sizes."""
 
-    method: Literal["callgrind", "slices", "load", "outputs"]
+    method: Literal["callgrind", "slices", "load", "outputs", "reports"]
+    """`reports` is a command that leaves files of known formats and runs only when it is asked."""
     question: Text
     parameter: Pattern | None = None
     """The first parameter of that name takes `factors` times its value; the probe is not asked without one."""
