@@ -209,7 +209,8 @@ def test_the_cheapest_probe_is_asked_first_then_the_dearer_ones_then_it_stops(ti
         asked.append((found.probe, found.params))
         done.append(experiment(n, (), probe=found.probe, params=found.params))
     assert asked == [
-        ("decode_trace", {}), ("kda_instructions", {}), ("kda_parity", {"steps": (16, 64, 256)}), ("kda_microbench", {"batch": (1, 4, 16)}),
+        ("decode_trace", {}), ("kda_instructions", {}), ("kda_parity", {"steps": (16, 64, 256)}),
+        ("kda_microbench", {"batch": (1, 4, 16)}),
     ]  # fmt: skip
     assert isinstance(found, Stop)
 
