@@ -261,11 +261,18 @@ def _outcome(
     return Outcome(
         state=State.PRUNED if last.pruned else State.COMPLETE,
         commit=commit, patch=patch, verdict=verdict.model_copy(update={"commit": commit}),
-        signals=tuple(last.signals) if last.signals else tuple(stages[0].signals),
+        signals=(*(last.signals or stages[0].signals), *_answers(stages)),
         effects=tuple(s.effect for s in last.signals if s.effect is not None),
         confirmed=confirmed, run_directory=str(directory),
         artefacts=artefacts, samples=samples, sandbox_s=sum(m.bench.sandbox_s for m in stages),
     )  # fmt: skip
+
+
+def _answers(stages: Sequence[Measured]) -> list[Signal]:
+    """What the probe that the hypothesis named has said: it was asked in the first measurement only, and a prediction
+    is held against it whatever came after."""
+    told = [s for m in stages[:-1] for s in m.signals if s.rule_id == "performance.question"]
+    return told if stages[-1].signals else []
 
 
 def _stored_metrics(spec: TargetSpec) -> set[str]:
