@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from feedback.signals import Signal
+from feedback.wording import count
 from infra_agent.journal import Journal
 from infra_agent.lessons import plain
 from infra_agent.levers import untried
@@ -54,11 +55,11 @@ def closing(
 
 def _covered(journal: Journal) -> str:
     asked = [e.proposal.probe for e in journal.finished if e.role == "investigation"]
-    looked = f"{_count(len(asked), 'investigation')} ({', '.join(dict.fromkeys(asked))})" if asked else "nothing"
+    looked = f"{count(len(asked), 'investigation')} ({', '.join(dict.fromkeys(asked))})" if asked else "nothing"
     changes = [e for e in journal.finished if e.role == "change"]
     tried = [f"{plain(e.proposal.hypothesis.claim, 60)}: {e.verdict.kind.value if e.verdict else e.state.value}"
              for e in changes]  # fmt: skip
-    return f"the playbook has no move left after {_count(len(changes), 'change')}" + (
+    return f"the playbook has no move left after {count(len(changes), 'change')}" + (
         f" ({'; '.join(tried)})" if tried else ""
     ) + f"; it looked at {looked}"  # fmt: skip
 
@@ -105,9 +106,5 @@ def _lacking(book: Playbook, fired: Sequence[Fired], has: Collection[str]) -> li
     said = []
     for kind, rules in lacking.items():
         more = ", ..." if len(rules) > MAX_NAMES else ""
-        said.append(f"{WORDS[kind]} for {_count(len(rules), 'rule')} ({', '.join(rules[:MAX_NAMES])}{more})")
+        said.append(f"{WORDS[kind]} for {count(len(rules), 'rule')} ({', '.join(rules[:MAX_NAMES])}{more})")
     return [f"evidence that no probe of this target gives: {'; '.join(said)}"] if said else []
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
