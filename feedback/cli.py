@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from feedback.comparison import Comparison, compare
-from feedback.digest import digest, plain
+from feedback.digest import digest
 from feedback.explanation import MIN_ID, explain, find
 from feedback.inventory import Contents, FileRead, NotRead, contents
 from feedback.markdown import markdown
@@ -22,7 +22,7 @@ from feedback.readers import Unreadable, formats
 from feedback.sarif import sarif
 from feedback.signals import Signal
 from feedback.summary import lines
-from feedback.wording import count
+from feedback.wording import count, plain
 
 DONE, WRONG_USE = 0, 2
 TOKENS = 2000

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from feedback.ranking import ordered
 from feedback.signals import Effect, Evidence, Location, Quantity, Signal
-from feedback.wording import count
+from feedback.wording import count, plain
 
 FULL_WARNINGS = 8
 MAX_PLACES = 4
@@ -290,11 +290,6 @@ def _some(texts: Sequence[str], most: int, between: str = ", ") -> str:
     distinct = list(dict.fromkeys(texts))
     more = f"{between}and {len(distinct) - most} more" if len(distinct) > most else ""
     return between.join(distinct[:most]) + more
-
-
-def plain(text: str) -> str:
-    """Text in which nothing steers a terminal or a build log: names of kernels, threads and files are not ours."""
-    return "".join(c if c.isprintable() else " " for c in text).replace("##[", "## [")
 
 
 def place(location: Location) -> str:

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from feedback.digest import number, plain
+from feedback.digest import number
 from feedback.observations import Measurement, Observation, ParityPoint, RuntimeEvent, TestOutcome
 from feedback.rules.cases import text
 from feedback.spans import Spans, Stacks
-from feedback.wording import count
+from feedback.wording import count, plain
 
 MAX_LINES = 20
 """Lines a kind; the rest is counted."""

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from feedback.observations import Scalar
-from feedback.wording import count
+from feedback.wording import count, cut
 from infra_agent import forecast
 from infra_agent.report import budgets, words
 from infra_agent.report.facts import Report, Tried
@@ -51,8 +51,7 @@ def plain(text: str) -> str:
 
 def short(text: str, limit: int) -> str:
     """The text on one line, cut at `limit` characters."""
-    line = plain(text)
-    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+    return cut(plain(text), limit)
 
 
 def duration(seconds: float) -> str:
