@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from feedback.comparison import Comparison, compare
-from feedback.digest import digest, plain
+from feedback.digest import digest
 from feedback.explanation import MIN_ID, explain, find
 from feedback.inventory import Contents, FileRead, NotRead, contents
 from feedback.markdown import markdown
@@ -22,6 +22,7 @@ from feedback.readers import Unreadable, formats
 from feedback.sarif import sarif
 from feedback.signals import Signal
 from feedback.summary import lines
+from feedback.wording import count, plain
 
 DONE, WRONG_USE = 0, 2
 TOKENS = 2000
@@ -177,7 +178,7 @@ def text(comparison: Comparison, tokens: int) -> str:
     parts = [line for line in said if line]
     parts += _missing(comparison.unread)
     parts += [f"no counterpart on the other side: {plain(name)}" for name in comparison.unmatched[:MAX_UNREAD]]
-    counts = f"{len(comparison.read)} file{'s' if len(comparison.read) != 1 else ''} read"
+    counts = f"{count(len(comparison.read), 'file')} read"
     return "\n".join([*parts, f"{counts}, {len(comparison.unread)} not" if comparison.unread else counts])
 
 

@@ -21,6 +21,7 @@ from feedback.rules.cases import key, text
 from feedback.rules.derive import derive
 from feedback.signals import CodeLocation, Signal
 from feedback.spans import Spans, Stacks
+from feedback.wording import count
 from sandboxes.results import ArmName, Record
 
 MAX_NAMED = 4
@@ -126,7 +127,7 @@ def _uncompared(
         cases = list(dict.fromkeys(text(key(o.case)) for o in measured))
         more = f" and {len(cases) - MAX_NAMED} more" if len(cases) > MAX_NAMED else ""
         return (
-            f"nothing was compared: one side only, with {len(cases)} case{'s' if len(cases) > 1 else ''} "
+            f"nothing was compared: one side only, with {count(len(cases), 'case')} "
             f"({', '.join(case[:80] for case in cases[:MAX_NAMED])}{more}); cases of one side are not compared with "
             "each other: give each side a file of its own"
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from feedback.digest import plain
 from feedback.inventory import FileRead
 from feedback.readers import Unreadable, callgrind
 from feedback.signals import Evidence
+from feedback.wording import plain
 
 MAX_FUNCTIONS = 8
 MAX_LINES = 8

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from feedback.ranking import ordered
 from feedback.signals import Effect, Evidence, Location, Quantity, Signal
+from feedback.wording import count, plain
 
 FULL_WARNINGS = 8
 MAX_PLACES = 4
@@ -133,7 +134,7 @@ def gate_lines(signals: Sequence[Signal], prefix: str = "") -> tuple[str, str, s
     if broken:
         correct = f"no: {_items(broken, prefix)}"
     elif held:
-        correct = f"{held} check{'s' if held > 1 else ''} held, none broken"
+        correct = f"{count(held, 'check')} held, none broken"
     else:
         correct = "not asked: no test, parity or gate was read"
     moved = [s for s in signals if s.role != "gate" and (s.effect is not None or s.finding in ("better", "worse"))]
@@ -182,8 +183,8 @@ def _why(signal: Signal) -> str:
 
 def _tail(rest: Sequence[Signal], n_listed: int, prefix: str) -> str:
     counts = Counter(s.level for s in rest)
-    kinds = ", ".join(f"{n} {level}{'s' if n > 1 else ''}" for level, n in counts.items())
-    line = f"... {len(rest)} more signal{'s' if len(rest) > 1 else ''} ({kinds})"
+    kinds = ", ".join(count(n, level) for level, n in counts.items())
+    line = f"... {count(len(rest), 'more signal')} ({kinds})"
     ids = dict.fromkeys(prefix + s.fingerprint for s in rest[:n_listed])
     return line + (": " + " ".join(ids) if ids else "")
 
@@ -289,11 +290,6 @@ def _some(texts: Sequence[str], most: int, between: str = ", ") -> str:
     distinct = list(dict.fromkeys(texts))
     more = f"{between}and {len(distinct) - most} more" if len(distinct) > most else ""
     return between.join(distinct[:most]) + more
-
-
-def plain(text: str) -> str:
-    """Text in which nothing steers a terminal or a build log: names of kernels, threads and files are not ours."""
-    return "".join(c if c.isprintable() else " " for c in text).replace("##[", "## [")
 
 
 def place(location: Location) -> str:

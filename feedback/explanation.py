@@ -16,11 +16,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from feedback.counts import counts
-from feedback.digest import number, plain, render, spot
+from feedback.digest import number, render, spot
 from feedback.inventory import FileRead
 from feedback.readers import Unreadable, formats
 from feedback.signals import Evidence, Signal
 from feedback.spans import Spans, Stacks
+from feedback.wording import plain
 
 MIN_ID = 4
 """Characters of a fingerprint that are enough to ask for a signal, if they are unique."""

@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 
 from feedback.comparison import Comparison
-from feedback.digest import effect, gate_lines, place, plain, quantity, spot
+from feedback.digest import effect, gate_lines, place, quantity, spot
 from feedback.signals import Signal
+from feedback.wording import one_line
 
 MAX_ROWS = 50
 MAX_FILES = 100
@@ -41,7 +42,7 @@ def markdown(comparison: Comparison) -> str:
 
 def safe(text: str) -> str:
     """Text that only shows, wherever it stands in Markdown or HTML: no mention, link, image, tag or table cell."""
-    broken = _BREAKS.sub("\0", " ".join(plain(text).split()))
+    broken = _BREAKS.sub("\0", one_line(text))
     shown = "".join(f"&#{ord(c)};" if c in _ACTIVE else c for c in broken)
     return re.sub(r"^([-+=:>]|\d+(?=[.)]))", lambda m: f"{_ZERO_WIDTH}{m[1]}", shown.replace("\0", _ZERO_WIDTH))
 

@@ -14,9 +14,10 @@ from typing import Any
 from urllib.parse import quote
 
 from feedback.comparison import Comparison
-from feedback.digest import place, plain
+from feedback.digest import place
 from feedback.rules.derive import RULES
 from feedback.signals import Evidence, Location, Signal
+from feedback.wording import plain
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 MAX_RESULTS = 5000

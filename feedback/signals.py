@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from feedback.observations import Scalar
+from feedback.wording import printable
 from sandboxes.results import Record
 
 Finding = Literal["better", "worse", "same", "inconclusive", "violates", "holds", "observed", "abstained"]
@@ -238,9 +239,7 @@ class Signal(Record):
     @classmethod
     def _printable(cls, text: object) -> object:
         """Messages quote what programs said; nothing in them may steer a terminal or a page."""
-        if not isinstance(text, str):
-            return text
-        return "".join(c if c.isprintable() else " " for c in text)
+        return printable(text) if isinstance(text, str) else text
 
     @model_validator(mode="after")
     def _complete(self) -> Signal:

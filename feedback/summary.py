@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from feedback.digest import number, plain
+from feedback.digest import number
 from feedback.observations import Measurement, Observation, ParityPoint, RuntimeEvent, TestOutcome
 from feedback.rules.cases import text
 from feedback.spans import Spans, Stacks
+from feedback.wording import count, plain
 
 MAX_LINES = 20
 """Lines a kind; the rest is counted."""
@@ -90,7 +91,7 @@ def _measurements(measurements: Sequence[Measurement]) -> list[str]:
 def _values(of_case: Sequence[Measurement]) -> str:
     """`10 values, 5 processes, median 1.2 ms, 1.1..1.3 ms`: of one case only, others are other numbers."""
     n = len({o.pair for o in of_case})
-    said = f"{len(of_case)} value{'s' if len(of_case) > 1 else ''}, {n} process{'es' if n > 1 else ''}"
+    said = f"{count(len(of_case), 'value')}, {n} process{'es' if n > 1 else ''}"
     values = [o.value for o in of_case if not o.warmup]
     if not values:
         return said

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 from feedback.stats import MIN_FLOOR_UNITS
+from feedback.wording import count
 from infra_agent import host
 from infra_agent.catalogue import shipped_targets
 from infra_agent.errors import InfraAgentError, TargetInvalid
 from infra_agent.noise import NOISE_MAX_AGE
-from infra_agent.report.words import count
 from infra_agent.settings import Settings
 from infra_agent.store import open_store
 from infra_agent.target import FILE_NAME, TargetSpec, parse_target

@@ -14,6 +14,7 @@ from pydantic import field_validator
 from feedback.observations import Scalar
 from feedback.signals import Effect
 from feedback.verdict import VerdictKind
+from feedback.wording import short
 from infra_agent import forecast
 from infra_agent.domain import Change, Experiment, State
 from infra_agent.forecast import standing
@@ -203,20 +204,20 @@ def _outcome(experiment: Experiment) -> str:
 def _line(experiment: Experiment) -> str:
     if experiment.role == "investigation":
         asked = f"#{experiment.number} asked {experiment.proposal.probe}: "
-        asked += _short(experiment.proposal.hypothesis.question, _CLAIM_CHARACTERS)
+        asked += short(experiment.proposal.hypothesis.question, _CLAIM_CHARACTERS)
         told = [s for s in experiment.signals if s.rule_id != "correctness.test_fail" or s.finding != "holds"]
-        said = [_short(s.message, _REASON_CHARACTERS) for s in told[:3]]
+        said = [short(s.message, _REASON_CHARACTERS) for s in told[:3]]
         return " | ".join([asked, *said])
     found = standing(experiment)
     parts = [
         f"#{experiment.number} {_outcome(experiment)}{_gain(experiment)}",
-        _short(experiment.proposal.hypothesis.claim, _CLAIM_CHARACTERS),
+        short(experiment.proposal.hypothesis.claim, _CLAIM_CHARACTERS),
         describe(experiment.proposal.change, _KNOB_CHARACTERS),
     ]
     if found is not None and found.outcome != "not measured":
-        parts.append(f"prediction {_short(forecast.said(found), _REASON_CHARACTERS)}")
+        parts.append(f"prediction {short(forecast.said(found), _REASON_CHARACTERS)}")
     if experiment.verdict and experiment.verdict.reasons:
-        parts.append(_short(experiment.verdict.reasons[0], _REASON_CHARACTERS))
+        parts.append(short(experiment.verdict.reasons[0], _REASON_CHARACTERS))
     return " | ".join(parts)
 
 
@@ -242,7 +243,7 @@ def describe(change: Change, limit: int | None = None) -> str:
     files is cut at `limit` characters, if one is given."""
 
     def cut(text: str) -> str:
-        return text if limit is None else _short(text, limit)
+        return text if limit is None else short(text, limit)
 
     parts = [f"{n} unset" if value is None else f"{n}={cut(str(value))}" for n, value in change.knobs.items()]
     if change.patch.strip():
@@ -250,9 +251,3 @@ def describe(change: Change, limit: int | None = None) -> str:
         named = cut(", ".join(patch.files)) or "unknown files"
         parts.append(f"patch of {named} (+{patch.added} -{patch.removed})")
     return ", ".join(parts) or "no change"
-
-
-def _short(text: str, limit: int) -> str:
-    """The text on one line, cut at `limit` characters; it may come from a model or a program."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"

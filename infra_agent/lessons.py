@@ -17,6 +17,7 @@ from feedback.digest import count_tokens
 from feedback.observations import Scalar
 from feedback.signals import CodeLocation, Direction, ParamLocation, Signal
 from feedback.verdict import VerdictKind
+from feedback.wording import short
 from infra_agent import citation
 from infra_agent.domain import Campaign, Change, Experiment, now
 from infra_agent.forecast import ForecastOutcome, standing
@@ -279,13 +280,13 @@ def told(lesson: Lesson) -> str:
     name = f"[{lesson.id}] {lesson.target_name}: "
     if lesson.text:
         when = f" {lesson.edited_at:%Y-%m-%d}" if lesson.edited_at else ""
-        return f"{name}{plain(lesson.text, 400)} (corrected by {plain(lesson.edited_by, 40)}{when})"
-    because = [f" because of {s.rule_id} ({plain(s.message, 100)})" for s in lesson.symptoms[:1]]
+        return f"{name}{short(lesson.text, 400)} (corrected by {short(lesson.edited_by, 40)}{when})"
+    because = [f" because of {s.rule_id} ({short(s.message, 100)})" for s in lesson.symptoms[:1]]
     said = name + change_text(lesson) + "".join(because) + f": {effect_text(lesson)}"
     if lesson.outcome in ("confirmed", "refuted"):
         said += f"; prediction {lesson.outcome}"
     if lesson.is_loss and lesson.reasons and lesson.gain is None:
-        said += f"; {plain(lesson.reasons[0], 140)}"
+        said += f"; {short(lesson.reasons[0], 140)}"
     return said
 
 
@@ -293,7 +294,7 @@ def change_text(lesson: Lesson) -> str:
     """What was changed, in a few words."""
     knobs = [f"{name} {_value(lesson.was[name]) + ' -> ' if name in lesson.was else '= '}{_value(value)}"
              for name, value in lesson.changed.items()]  # fmt: skip
-    patch = [f"patch of {', '.join(plain(f, 60) for f in lesson.files[:3])}"] if lesson.files else []
+    patch = [f"patch of {', '.join(short(f, 60) for f in lesson.files[:3])}"] if lesson.files else []
     return ", ".join(knobs + patch) or "no change"
 
 
@@ -306,10 +307,4 @@ def effect_text(lesson: Lesson) -> str:
 
 
 def _value(value: Scalar | None) -> str:
-    return "the engine's default" if value is None else plain(str(value), 40)
-
-
-def plain(text: str, limit: int) -> str:
-    """Text on one line without characters that could steer a terminal, cut at `limit`."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+    return "the engine's default" if value is None else short(str(value), 40)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from feedback.wording import short
 from infra_agent.errors import WrongUse
-from infra_agent.lessons import MAX_TEXT, Lesson, change_text, effect_text, plain
+from infra_agent.lessons import MAX_TEXT, Lesson, change_text, effect_text
 from infra_agent.settings import Settings
 from infra_agent.store import open_store
 
@@ -24,12 +25,12 @@ def lesson(settings: Settings, lesson_id: str) -> Lesson:
 
 def edit(settings: Settings, lesson_id: str, text: str, by: str) -> Lesson:
     """Put a person's words in place of the machine's. Raises NotFound, and WrongUse for no words or too many."""
-    if not plain(text, MAX_TEXT):
+    if not short(text, MAX_TEXT):
         raise WrongUse("--text is empty: say what the lesson should say, or `infra-agent lessons delete` it")
     if len(text) > MAX_TEXT:
         raise WrongUse(f"--text has {len(text)} characters; a lesson may have {MAX_TEXT}")
     with open_store(settings.database_url) as store, store.transaction() as ledger:
-        return ledger.edit_lesson(lesson_id, plain(text, MAX_TEXT), plain(by, 100) or "somebody")
+        return ledger.edit_lesson(lesson_id, short(text, MAX_TEXT), short(by, 100) or "somebody")
 
 
 def delete(settings: Settings, lesson_id: str) -> Lesson:
@@ -41,12 +42,12 @@ def delete(settings: Settings, lesson_id: str) -> Lesson:
 def as_text(found: tuple[Lesson, ...], target: str | None) -> str:
     """A line a lesson, for people."""
     if not found:
-        of = f" of a target {plain(target, 64)!r}" if target else ""
+        of = f" of a target {short(target, 64)!r}" if target else ""
         return f"no lessons{of} yet: a campaign leaves one for each change that it measures"
     lines = []
     for one in found:
         mark = "  (corrected)" if one.edited_at else ""
-        change = plain(one.text, WIDEST_CELL) if one.text else plain(change_text(one), WIDEST_CELL)
+        change = short(one.text, WIDEST_CELL) if one.text else short(change_text(one), WIDEST_CELL)
         lines.append(f"{one.id}  {one.created_at:%Y-%m-%d}  {one.target_name}  {change}  {effect_text(one)}{mark}")
     return "\n".join(lines)
 
@@ -69,4 +70,4 @@ def details(one: Lesson) -> str:
         "by": f"{one.edited_by} on {one.edited_at:%Y-%m-%d %H:%M} UTC" if one.edited_at else "",
     }
     lines = [f"lesson {one.id}"]
-    return "\n".join(lines + [f"  {name + ':':<14}{plain(text, 600)}" for name, text in told.items() if text])
+    return "\n".join(lines + [f"  {name + ':':<14}{short(text, 600)}" for name, text in told.items() if text])

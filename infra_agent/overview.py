@@ -12,6 +12,7 @@ from statistics import stdev
 
 from feedback import stats
 from feedback.signals import Direction, Effect, as_gain
+from feedback.wording import count
 from infra_agent.catalogue import shipped_targets
 from infra_agent.commands import Calibration
 from infra_agent.domain import Campaign, CampaignState
@@ -206,7 +207,7 @@ def _spread(facts: CalibrationFacts) -> str:
 def _disturbed(facts: CalibrationFacts) -> str:
     if not (facts.n_kept or facts.n_repeated):
         return ""
-    said = f"{words.count(facts.n_repeated, 'disturbed pair')} measured again"
+    said = f"{count(facts.n_repeated, 'disturbed pair')} measured again"
     if not facts.n_kept:
         return f"Other work got in the way now and then: {said}, for example {facts.disturbance}."
     return (

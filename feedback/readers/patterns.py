@@ -25,6 +25,7 @@ from typing import BinaryIO, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from feedback.readers.literals import Screened
+from feedback.wording import printable
 
 MAX_LINE_BYTES = 1 << 14
 """vLLM prints its whole configuration in one line of some 5,000 characters."""
@@ -212,9 +213,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def clean(text: str) -> str:
     """Text without terminal escapes, and with a blank for each character that can't be printed."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else " " for c in _ESCAPES.sub("", text))
+    return text if text.isprintable() else printable(_ESCAPES.sub("", text))
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:

@@ -11,6 +11,7 @@ from feedback.observations import Observation, RuntimeEvent, TestOutcome
 from feedback.rules import rule
 from feedback.rules.cases import evidence, where
 from feedback.signals import Cause, CodeLocation, Evidence, Location, ProcessLocation, Quantity, Signal
+from feedback.wording import count
 
 MAX_PLACES = 5
 """Places and tests that are named one by one; the rest are counted."""
@@ -263,7 +264,7 @@ def flaky(observations: Sequence[Observation], criteria: Criteria) -> list[Signa
         signals.append(
             Signal(
                 rule_id="correctness.flaky", level="warning" if again else "note", finding="observed", subject=probe,
-                message=f"{probe}: {len(shaky)} flaky test{'s' if len(shaky) > 1 else ''}; {worst.name} failed "
+                message=f"{probe}: {count(len(shaky), 'flaky test')}; {worst.name} failed "
                 f"{n_failed} of {len(worst.attempts)} attempts: {failures[0].message.strip()[:120]}"[:400],
                 locations=where(criteria, probe, *_places(failures)),
                 caveats=(f"{len(again)} passed every attempt in the baseline: a new race is possible",)

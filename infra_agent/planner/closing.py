@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from feedback.signals import Signal
+from feedback.wording import count, short
 from infra_agent.journal import Journal
-from infra_agent.lessons import plain
 from infra_agent.levers import untried
 from infra_agent.planner import Context
 from infra_agent.planner.dials import Dials
@@ -54,11 +54,11 @@ def closing(
 
 def _covered(journal: Journal) -> str:
     asked = [e.proposal.probe for e in journal.finished if e.role == "investigation"]
-    looked = f"{_count(len(asked), 'investigation')} ({', '.join(dict.fromkeys(asked))})" if asked else "nothing"
+    looked = f"{count(len(asked), 'investigation')} ({', '.join(dict.fromkeys(asked))})" if asked else "nothing"
     changes = [e for e in journal.finished if e.role == "change"]
-    tried = [f"{plain(e.proposal.hypothesis.claim, 60)}: {e.verdict.kind.value if e.verdict else e.state.value}"
+    tried = [f"{short(e.proposal.hypothesis.claim, 60)}: {e.verdict.kind.value if e.verdict else e.state.value}"
              for e in changes]  # fmt: skip
-    return f"the playbook has no move left after {_count(len(changes), 'change')}" + (
+    return f"the playbook has no move left after {count(len(changes), 'change')}" + (
         f" ({'; '.join(tried)})" if tried else ""
     ) + f"; it looked at {looked}"  # fmt: skip
 
@@ -76,9 +76,9 @@ def _code(context: Context, fired: Sequence[Fired]) -> list[str]:
                 places = "; ".join(dict.fromkeys(p for p in map(spot, signal.locations) if p))
                 message = signal.message
                 found = "; ".join(map(str, hot(signal, tree))) if "{hot}" in text else ""
-            filled = text.replace("{places}", plain(places, 200)).replace("{message}", plain(message, 200))
+            filled = text.replace("{places}", short(places, 200)).replace("{message}", short(message, 200))
             name = f"{firing.rule.id}" + (f" [{ids[signal.fingerprint]}]" if signal else "")
-            said.append(f"{name}: {filled.replace('{hot}', plain(found, 600) or 'no function of its own source')}")
+            said.append(f"{name}: {filled.replace('{hot}', short(found, 600) or 'no function of its own source')}")
     more = [f"{len(said) - MAX_STATEMENTS} more rules ask for code"] if len(said) > MAX_STATEMENTS else []
     if not said:
         return []
@@ -105,9 +105,5 @@ def _lacking(book: Playbook, fired: Sequence[Fired], has: Collection[str]) -> li
     said = []
     for kind, rules in lacking.items():
         more = ", ..." if len(rules) > MAX_NAMES else ""
-        said.append(f"{WORDS[kind]} for {_count(len(rules), 'rule')} ({', '.join(rules[:MAX_NAMES])}{more})")
+        said.append(f"{WORDS[kind]} for {count(len(rules), 'rule')} ({', '.join(rules[:MAX_NAMES])}{more})")
     return [f"evidence that no probe of this target gives: {'; '.join(said)}"] if said else []
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

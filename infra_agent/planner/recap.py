@@ -9,6 +9,7 @@ from __future__ import annotations
 from feedback.digest import count_tokens, head
 from feedback.ranking import rank
 from feedback.verdict import VerdictKind
+from feedback.wording import short
 from infra_agent import forecast
 from infra_agent.citation import prefix
 from infra_agent.domain import Experiment, State
@@ -72,15 +73,10 @@ def _lines(journal: Journal, tokens: int) -> dict[int, str]:
 def _details(experiment: Experiment) -> str:
     hypothesis = experiment.proposal.hypothesis
     said = {"because": hypothesis.mechanism, "refuted by": hypothesis.falsifier}
-    lines = [f"{name}: {_short(text)}" for name, text in said.items() if text]
+    lines = [f"{name}: {short(text, FULL_CHARACTERS)}" for name, text in said.items() if text]
     if (found := standing(experiment)) and found.outcome != "not measured":
         lines.append(f"prediction: {forecast.said(found)}")
     if experiment.verdict and experiment.state is not State.FAILED:
-        lines += [f"reason: {_short(reason)}" for reason in experiment.verdict.reasons[1:3]]
+        lines += [f"reason: {short(reason, FULL_CHARACTERS)}" for reason in experiment.verdict.reasons[1:3]]
     lines += [head(signal, prefix(experiment)) for signal in rank(experiment.signals)[:FULL_SIGNALS]]
     return "\n".join(f"    {line}" for line in lines)
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= FULL_CHARACTERS else f"{line[: FULL_CHARACTERS - 1].rstrip()}…"

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 from feedback.observations import Scalar
 from feedback.verdict import VerdictKind
+from feedback.wording import count
 from infra_agent.domain import Change, Hypothesis, Prediction, Proposal
 from infra_agent.planner import Action, Context, Propose, Stop
 from infra_agent.planner.response import Response, steps_of
@@ -284,13 +285,9 @@ def _coverage(spec: TargetSpec, trials: Trials) -> str:
         values = dict.fromkeys(_value(t.changed[knob.name]) for t in trials.all if knob.name in t.changed)
         tried.append(f"{knob.name} ({', '.join(values) or 'nothing else allowed'})")
     joint = sum(trial.mechanism.startswith(SAMPLED) for trial in trials.all)
-    last = f", and the last of {_count(joint, 'joint change')} found nothing more" if joint else ""
+    last = f", and the last of {count(joint, 'joint change')} found nothing more" if joint else ""
     return (
         f"nothing new is left next to the values in force{last}: {len(trials.all)} changes were measured, "
-        f"{_count(len(spec.controls), 'control arm')} and {_count(len(spec.moves), 'joint move')} among them; "
+        f"{count(len(spec.controls), 'control arm')} and {count(len(spec.moves), 'joint move')} among them; "
         f"tried values: {'; '.join(tried)}"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -13,6 +13,7 @@ from typing import Any
 
 from feedback.digest import digest
 from feedback.ranking import rank
+from feedback.wording import count
 from infra_agent import forecast
 from infra_agent.citation import prefix
 from infra_agent.dialogue import Exchange, exchanges
@@ -21,7 +22,7 @@ from infra_agent.forecast import standing
 from infra_agent.planner.fence import cut, neutral
 from infra_agent.recording.redaction import Redaction
 from infra_agent.recording.session import Session, patch_name
-from infra_agent.report import render_text, words
+from infra_agent.report import render_text
 
 ANSWER_CHARACTERS = 3_000
 """Of one answer of a tool; a script replays without any."""
@@ -62,7 +63,7 @@ class _Page:
         return (
             f"# A session on {self._line(campaign.target_name)}\n\n"
             f"Planner {planner}{by}, {campaign.created_at:%Y-%m-%d %H:%M} UTC, budget {budget}. "
-            f"{words.count(n_changes, 'change')} and {words.count(n_asked, 'investigation')} of the parent; "
+            f"{count(n_changes, 'change')} and {count(n_asked, 'investigation')} of the parent; "
             f"{len(session.journal.accepted)} accepted.\n\n"
             "`script.toml` beside this page proposes the same again: "
             "`infra-agent run TARGET --planner script:script.toml`. What it measures is live and may differ."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from feedback.wording import count
 from infra_agent.domain import Budget, Campaign, ModelUse
 from infra_agent.journal import Journal
 from infra_agent.report.facts import Report, Use
@@ -32,11 +33,11 @@ def model_use(report: Report) -> str:
     if use.cached_tokens:
         parts[0] += f", {use.cached_tokens} of them cached"
     said = (
-        f"Models: {_count(use.model_calls, 'call')}, {use.tokens}{_of(budget.tokens)} tokens ({'; '.join(parts)}), "
+        f"Models: {count(use.model_calls, 'call')}, {use.tokens}{_of(budget.tokens)} tokens ({'; '.join(parts)}), "
         f"{_dollars(use, budget)}."
     )
     if use.estimated_calls:
-        said += f" {_count(use.estimated_calls, 'call')} with {use.estimated_tokens} tokens are estimated, from above"
+        said += f" {count(use.estimated_calls, 'call')} with {use.estimated_tokens} tokens are estimated, from above"
         lost = f"of {use.unanswered_calls} no answer was recorded" if use.unanswered_calls else ""
         silent = use.estimated_calls - use.unanswered_calls
         told = f"for {silent} the endpoint told no usage" if silent else ""
@@ -51,7 +52,7 @@ def accelerator_use(report: Report) -> str:
         return ""
     return (
         f"Accelerators: {use.accelerator_s:.0f}{_of(report.budget.accelerator_s)} accelerator-seconds "
-        f"({_count(use.accelerators, 'accelerator')} while the sandbox works)."
+        f"({count(use.accelerators, 'accelerator')} while the sandbox works)."
     )
 
 
@@ -96,12 +97,8 @@ def _dollars(use: Use, budget: Budget) -> str:
     if use.dollars is None:
         return "at a price that is not known"
     said = f"{use.dollars:.4f}{limit} dollars"
-    return f"{said} without {_count(use.unpriced_calls, 'call')} of unknown price" if use.unpriced_calls else said
+    return f"{said} without {count(use.unpriced_calls, 'call')} of unknown price" if use.unpriced_calls else said
 
 
 def _of(limit: float | None) -> str:
     return "" if limit is None else f" of {limit:.12g}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

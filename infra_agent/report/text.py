@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from feedback.observations import Scalar
+from feedback.wording import count, cut
 from infra_agent import forecast
 from infra_agent.report import budgets, words
 from infra_agent.report.facts import Report, Tried
@@ -50,8 +51,7 @@ def plain(text: str) -> str:
 
 def short(text: str, limit: int) -> str:
     """The text on one line, cut at `limit` characters."""
-    line = plain(text)
-    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+    return cut(plain(text), limit)
 
 
 def duration(seconds: float) -> str:
@@ -224,7 +224,7 @@ def _patch(report: Report, width: int) -> Iterator[str]:
     for line in lines[:PATCH_LINES]:
         yield "  " + "".join(c for c in line.replace("\t", "    ") if c.isprintable())
     if (left := len(lines) - PATCH_LINES) > 0:
-        yield f"  … {words.count(left, 'more line')}: infra-agent show {report.campaign} --patch"
+        yield f"  … {count(left, 'more line')}: infra-agent show {report.campaign} --patch"
 
 
 def _next(report: Report, width: int) -> Iterator[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from feedback.signals import Direction, Effect
+from feedback.wording import count
 from infra_agent.domain import Campaign, CampaignState
 from infra_agent.errors import WrongUse
 from infra_agent.gains import Measure, as_improvement, best_within, follow, spent
@@ -200,7 +201,7 @@ def _row(equal: EqualBudget) -> tuple[str, ...]:
 def _said(side: Spent) -> str:
     whole = f"; as a whole measured {words.gain(side.measured)}" if side.measured else ""
     return (
-        f"{side.planner}: {words.count(side.n_experiments, 'experiment')}, {side.n_accepted} accepted, "
+        f"{side.planner}: {count(side.n_experiments, 'experiment')}, {side.n_accepted} accepted, "
         f"{duration(side.wall_s)} of which {duration(side.sandbox_s)} sandboxed; confirmed {words.percent(side.gain)}"
         f"{whole}"
     )

@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 from feedback import stats
 from feedback.signals import Direction, Effect
+from feedback.wording import count
 from infra_agent.catalogue import SHIPPED
 from infra_agent.domain import CampaignState
 from infra_agent.journal import Journal
@@ -49,11 +50,6 @@ def gain_of(effect: Effect) -> str:
     """The metric with its gain: `output_throughput +12.3 % [...]`, `slice_time_s +3.1 % [...] time saved`."""
     said = f"{effect.metric} {gain(effect)}"
     return said if effect.direction == "maximize" else f"{said} {_saved(effect.metric)}"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 pair`, `3 pairs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def headline(report: Report) -> str:

@@ -23,7 +23,7 @@ PACKAGES = ("sandboxes", "feedback", "infra_agent")
 
 LAYERS = {
     "feedback": (
-        {"spans", "intervals"},
+        {"spans", "intervals", "wording"},
         {"observations"},
         {"signals"},
         {"stats", "verdict", "ranking", "readers", "flamegraph"},

@@ -16,6 +16,7 @@ from feedback.rules.cases import evidence, key, number, text, times, where
 from feedback.rules.parity.points import CALLS, REGIONS, errors, grouped, rounding, typical
 from feedback.signals import Cause, InputLocation, Quantity, RegionLocation, Signal
 from feedback.stats import at_least
+from feedback.wording import count
 
 MIN_CASES = 3
 LEAST_FACTOR = 0.05
@@ -161,7 +162,7 @@ def _stale(
         rule_id="parity.stale_buffer", level="note" if shared else "error",
         finding="observed" if shared else "violates", role="information" if shared else criteria.role_of(probe),
         message=f"{probe}: {tensor} is wrong {when}: {fact.value:.2g} at {text(key(fact.case))}, {clean:.2g} before; "
-        f"{len(found)} case{'s' if len(found) > 1 else ''}{', as in the baseline' if shared else ''}"[:400],
+        f"{count(len(found), 'case')}{', as in the baseline' if shared else ''}"[:400],
         locations=where(criteria, probe, InputLocation(condition={**fact.case, "tensor": tensor})),
         measured=(Quantity(name=f"{tensor} rms_ratio", value=fact.value),) if math.isfinite(fact.value) else (),
         expected=(Quantity(name=f"{tensor} rms_ratio", value=clean),),
@@ -258,7 +259,7 @@ def _boundary(probe: str, tensor: str, jumps: Sequence[_Jump], shared: bool, cri
         rule_id="parity.boundary", level="note" if shared else "error",
         finding="observed" if shared else "violates", role="information" if shared else criteria.role_of(probe),
         message=f"{probe}: {tensor} error jumps {times(j.ratio)} at the start of {j.what} {n} (index {index}), "
-        f"{after}; {len(jumps)} case{'s' if len(jumps) > 1 else ''}{', as in the baseline' if shared else ''}"[:400],
+        f"{after}; {count(len(jumps), 'case')}{', as in the baseline' if shared else ''}"[:400],
         locations=where(
             criteria, probe, RegionLocation(tensor=tensor, region=f"{j.what} {n}", index=index),
             InputLocation(condition=j.first.case),

@@ -14,6 +14,7 @@ from feedback.rules.cases import evidence, key, separating, text, where
 from feedback.rules.performance.compared import MIN_UNITS, Compared, compared_cases, effect_of
 from feedback.signals import Cause, InputLocation, Quantity, Signal
 from feedback.stats import exp
+from feedback.wording import count
 
 MAX_NAMED = 8
 """Cases that get a signal of their own; the rest are counted."""
@@ -88,7 +89,7 @@ def _table(cases: Sequence[Compared], criteria: Criteria) -> Signal:
     known = [x for x in cases if x.has_ratio]
     mean = exp(fmean(math.log(x.candidate) - math.log(x.baseline) for x in known)) if known else math.nan
     counts = ", ".join(f"{len(x)} {found}" for found, x in of.items() if x)
-    said = f"{c.probe} {c.metric}: {counts} of {n} case{'s' if n > 1 else ''}"
+    said = f"{c.probe} {c.metric}: {counts} of {count(n, 'case')}"
     if n > 1 and known:
         said += f"; geometric mean x{mean:.3g}"
     if len(of["same"]) == n:

@@ -15,6 +15,7 @@ from feedback.rules.performance.compared import is_time, process_medians
 from feedback.signals import Cause, InputLocation, Quantity, Signal
 from feedback.stats import at_least, trend
 from feedback.trends import Step, step, warm_up
+from feedback.wording import count
 
 SURE = 0.01
 """Of a whole set of series, the chance that one without a change is named."""
@@ -88,7 +89,7 @@ def slow_starts(observations: Sequence[Observation], criteria: Criteria) -> list
             Signal(
                 rule_id="performance.warm_up", level="warning" if one else "note", finding="observed", subject=probe,
                 message=f"{probe}: {len(slow)} of {len(of_probe)} series start slowly{one}; worst {text(worst.case)}: "
-                f"first {n} round{'s' if n > 1 else ''} {times(excess)} the later ones"[:400],
+                f"first {count(n, 'round')} {times(excess)} the later ones"[:400],
                 locations=where(criteria, probe, InputLocation(condition=worst.case)),
                 measured=(Quantity(name="first rounds / later rounds", value=excess),),
                 expected=(Quantity(name="first rounds / later rounds", value=1.0),),
