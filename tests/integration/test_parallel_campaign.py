@@ -61,7 +61,7 @@ kind = "microbench"
 method = "slices"
 worker = ["{python}", "worker.py"]
 slice_target_s = 0.004
-looks = [6, 12]
+looks = [6, 12, 20]
 blocks = 2
 budget_s = 60
 default_margin = 0.05
@@ -185,7 +185,9 @@ def test_checks_run_side_by_side_timed_work_alone_and_two_gains_become_one_stack
     ran = toy.run(campaign)
     assert ran.campaign.stop_reason == "all 3 proposals of all.toml were tried"
 
-    first, second, combined, worse = toy.changes(campaign)
+    changes = toy.changes(campaign)
+    assert len(changes) == 4, [e.verdict for e in changes]
+    first, second, combined, worse = changes
     assert first.proposal.change.knobs == {"copies": 4}
     assert second.proposal.change.knobs == {"rounds": 4}
     assert first.confirmed
