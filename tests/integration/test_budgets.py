@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli_campaign import ROOT, TARGET, Cli, make_target
+from toy_campaign import ROOT, TARGET, Cli, make_target
 
 from infra_agent.pulse import PERIOD_S, beating, last_beat_s
 from infra_agent.settings import load_settings
@@ -83,16 +83,6 @@ def model() -> Iterator[Model]:
     server = Model()
     yield server
     server.close()
-
-
-@pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    return Cli(tmp_path / "home", tmp_path)
-
-
-@pytest.fixture
-def toy(tmp_path: Path) -> Path:
-    return make_target(tmp_path / "toy")
 
 
 @pytest.fixture

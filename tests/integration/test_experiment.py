@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_cli_campaign import make_target
+from toy_campaign import make_target
 
 from feedback.verdict import VerdictKind
 from infra_agent.bench import Site

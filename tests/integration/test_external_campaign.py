@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from test_cli_campaign import Cli, Done, make_target
+from toy_campaign import Cli, Done, make_target
 
 from infra_agent import commands
 from infra_agent.domain import Experiment, State

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_cli_campaign import TARGET, Cli, make_target
+from toy_campaign import TARGET, Cli, make_target
 
 from sandboxes.bubblewrap import probe_host
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from test_cli_campaign import WORKER, git, make_target
+from toy_campaign import WORKER, git, make_target
 
 from feedback.signals import Effect, Signal
 from feedback.verdict import Verdict, VerdictKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_cli_campaign import Cli, Done, cli, toy  # noqa: F401 - fixtures
+from toy_campaign import Cli, Done
 
 from infra_agent import commands
 from infra_agent.domain import Budget, CampaignSpec
@@ -21,7 +21,7 @@ def done(found: Done, code: int = 0) -> Done:
     return found
 
 
-def test_what_a_campaign_learned_is_told_to_the_next_and_corrected_by_a_person(cli: Cli, toy: Path) -> None:  # noqa: F811
+def test_what_a_campaign_learned_is_told_to_the_next_and_corrected_by_a_person(cli: Cli, toy: Path) -> None:
     assert done(cli("lessons", "--json")).json == {"lessons": []}
     done(cli("run", str(toy), "--planner", "script:scripts/all.toml", "--json"))
     lessons = done(cli("lessons", "--target", "toy", "--json")).json["lessons"]
@@ -52,7 +52,7 @@ def test_what_a_campaign_learned_is_told_to_the_next_and_corrected_by_a_person(c
     assert "stand after it" in done(cli("lessons", "--json", "show", lost), 2).err
 
 
-def test_the_playbook_plans_a_real_campaign_and_says_what_it_lacks(cli: Cli, toy: Path) -> None:  # noqa: F811
+def test_the_playbook_plans_a_real_campaign_and_says_what_it_lacks(cli: Cli, toy: Path) -> None:
     """Its one knob is called like nothing that the playbook knows, so it looks and stops with reasons."""
     found = done(cli("run", str(toy), "--planner", "playbook", "--experiments", "3", "--json")).json
     assert found["ended_by"] == "planner"

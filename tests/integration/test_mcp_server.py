@@ -19,7 +19,7 @@ import psutil
 import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
-from test_cli_campaign import Cli, make_target
+from toy_campaign import Cli, make_target
 
 from infra_agent.domain import State
 from infra_agent.planner.forms import TOOLS, schema

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from test_cli_campaign import Cli, git
+from toy_campaign import BENCH, TOP, WORKER, Cli, git
 
 from infra_agent import commands, experiment as experiments, probes
 from infra_agent.domain import COMBINATION, Budget, CampaignSpec, Experiment, State
@@ -24,19 +24,9 @@ from infra_agent.target import load_target
 from sandboxes.bubblewrap import probe_host
 from sandboxes.sandbox import SandboxError
 
-TARGET = """
-schema = 1
-name = "toy"
-description = "A worker that does its work several times over"
-editable = ["launch.toml"]
-hidden = ["scripts"]
-[objective]
-metric = "slice_time_s"
-direction = "minimize"
-probe = "bench"
-min_effect = 0.05
-[launch_file]
-path = "launch.toml"
+TARGET = (
+    TOP
+    + """
 [[knobs]]
 name = "copies"
 description = "How often the work is done"
@@ -55,40 +45,13 @@ kind = "correctness"
 method = "command"
 command = ["{python}", "-c", "import time; time.sleep(0.5)"]
 cost_s = 0.5
-[[probes]]
-name = "bench"
-kind = "microbench"
-method = "slices"
-worker = ["{python}", "worker.py"]
-slice_target_s = 0.004
-looks = [6, 12, 20]
-blocks = 2
-budget_s = 60
-default_margin = 0.05
 """
-WORKER = """
-import json, os, random, tomllib
-
-requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-os.dup2(2, 1)
-with open("launch.toml", "rb") as file:
-    launch = tomllib.load(file)
-
-
-def reply(**message):
-    print(json.dumps(message), file=replies, flush=True)
-
-
-reply(ready=True, protocol=1)
-for line in requests:
-    request = json.loads(line)
-    for _ in range(launch["copies"] * launch["rounds"]):
-        x = random.Random(request["seed"]).random()
-        for _ in range(request["params"]["repeat"] * 50):
-            x = 3.9 * x * (1.0 - x)
-    reply(slice=request["slice"], check=[x])
-"""
+    + BENCH.replace("[6, 12]", "[6, 12, 20]")
+)
+TWO_KNOBS = WORKER.replace(
+    'copies = tomllib.load(file).get("copies", 2)',
+    'data = tomllib.load(file); copies = data["copies"] * data["rounds"]',
+)
 SCRIPT = """
 [[propose]]
 claim = "A quarter of the copies is enough"
@@ -133,7 +96,7 @@ class Toy(NamedTuple):
 
 def make_toy(directory: Path, script: str = SCRIPT) -> Path:
     (directory / "scripts").mkdir(parents=True)
-    for name, text in (("target.toml", TARGET), ("worker.py", WORKER), ("launch.toml", "copies = 16\nrounds = 8\n")):
+    for name, text in (("target.toml", TARGET), ("worker.py", TWO_KNOBS), ("launch.toml", "copies = 16\nrounds = 8\n")):
         (directory / name).write_text(text)
     (directory / "scripts" / "all.toml").write_text(script)
     git(directory, "init", "--quiet", ".")

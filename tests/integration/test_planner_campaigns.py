@@ -4,37 +4,21 @@ launch file says how often it does its work."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from test_cli_campaign import WORKER, Done
+from toy_campaign import BENCH, TOP, WORKER, Cli
 
-from infra_agent import commands
-from infra_agent.domain import Experiment
 from infra_agent.journal import log_gain
-from infra_agent.settings import load_settings
 from sandboxes.bubblewrap import probe_host
 
-ROOT = Path(__file__).resolve().parents[2]
-TARGET = """
-schema = 1
-name = "toy"
-description = "A worker that does its work several times over"
-editable = ["launch.toml"]
-[objective]
-metric = "slice_time_s"
-direction = "minimize"
-probe = "bench"
-min_effect = 0.05
-[launch_file]
-path = "launch.toml"
+TARGET = (
+    TOP
+    + """
 [[knobs]]
 name = "copies"
 description = "How often the work is done"
@@ -47,40 +31,13 @@ description = "Does nothing"
 key = "label"
 choices = ["a", "b", "c"]
 suggest = ["b"]
-[[probes]]
-name = "bench"
-kind = "microbench"
-method = "slices"
-worker = ["{python}", "worker.py"]
-slice_target_s = 0.003
-looks = [6]
-blocks = 2
-budget_s = 30
-default_margin = 0.05
 """
+    + BENCH.replace("[6, 12]", "[6]")
+)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not probe_host().available, reason="this host refuses a sandbox"),
 ]
-
-
-class Cli(NamedTuple):
-    """The command line with a home and a toy of its own."""
-
-    place: Path
-
-    def __call__(self, *arguments: str, **more: str) -> Done:
-        plain = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "INFRA_AGENT_"))}
-        env = {**plain, "INFRA_AGENT_HOME": str(self.place / "home"), "PYTHONPATH": str(ROOT), **more}
-        done = subprocess.run(
-            [sys.executable, "-m", "infra_agent.cli", *arguments], cwd=self.place, env=env, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=400, check=False,
-        )  # fmt: skip
-        return Done(done.returncode, done.stdout, done.stderr)
-
-    def changes(self, campaign: str = "latest") -> list[Experiment]:
-        _, journal = commands.campaign(load_settings({"INFRA_AGENT_HOME": str(self.place / "home")}), campaign)
-        return [e for e in journal.experiments if e.role == "change"]
 
 
 @pytest.fixture
@@ -90,7 +47,7 @@ def cli(tmp_path: Path) -> Cli:
     (toy / "target.toml").write_text(TARGET)
     (toy / "worker.py").write_text(WORKER)
     (toy / "launch.toml").write_text('copies = 16\nlabel = "a"\n')
-    return Cli(tmp_path)
+    return Cli(tmp_path / "home", tmp_path)
 
 
 def test_random_builds_on_the_original_even_after_an_acceptance_and_search_is_held_against_it(cli: Cli) -> None:
@@ -122,7 +79,7 @@ def test_random_builds_on_the_original_even_after_an_acceptance_and_search_is_he
     assert "One campaign of each is one draw" in said.out
 
     assert cli("show", ours, "--against", ours).code == 2
-    (cli.place / "toy" / "launch.toml").write_text('copies = 4\nlabel = "a"\n')
+    (cli.cwd / "toy" / "launch.toml").write_text('copies = 4\nlabel = "a"\n')
     other = cli("run", "toy", "--planner", "search", "--experiments", "1", "--json").json["campaign"]
     refused = cli("show", ours, "--against", other)
     assert refused.code == 2
@@ -151,8 +108,8 @@ def test_a_portfolio_shares_one_budget_and_a_resume_goes_on_with_it(cli: Cli) ->
 
 
 def test_a_portfolio_ends_with_the_reason_of_each(cli: Cli) -> None:
-    text = (cli.place / "toy" / "target.toml").read_text()
-    (cli.place / "toy" / "target.toml").write_text(
+    text = (cli.cwd / "toy" / "target.toml").read_text()
+    (cli.cwd / "toy" / "target.toml").write_text(
         text.replace("[1, 2, 4, 16]", "[4, 16]").replace('["a", "b", "c"]', '["a", "b"]')
     )
     done = cli("run", "toy", "--planner", "portfolio:random,search", "--experiments", "30", "--json")

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_cli_campaign import TARGET, Cli, git, make_target
 from test_investigated_campaigns import TINYSERVE, Listed, desk_of
+from toy_campaign import TARGET, Cli, git, make_target
 
 from feedback.signals import Signal
 from feedback.verdict import VerdictKind
