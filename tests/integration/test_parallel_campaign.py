@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from toy_campaign import BENCH, TOP, WORKER, Cli, git
+from toy_campaign import BENCH, TOP, WORKER, Cli, git, make_target
 
 from infra_agent import commands, experiment as experiments, probes
 from infra_agent.domain import COMBINATION, Budget, CampaignSpec, Experiment, State
@@ -95,14 +95,7 @@ class Toy(NamedTuple):
 
 
 def make_toy(directory: Path, script: str = SCRIPT) -> Path:
-    (directory / "scripts").mkdir(parents=True)
-    for name, text in (("target.toml", TARGET), ("worker.py", TWO_KNOBS), ("launch.toml", "copies = 16\nrounds = 8\n")):
-        (directory / name).write_text(text)
-    (directory / "scripts" / "all.toml").write_text(script)
-    git(directory, "init", "--quiet", ".")
-    git(directory, "add", ".")
-    git(directory, "commit", "--quiet", "-m", "toy")
-    return directory
+    return make_target(directory, TARGET, script, worker=TWO_KNOBS, launch="rounds = 8\n")
 
 
 @pytest.fixture

@@ -195,12 +195,19 @@ def git(directory: Path, *arguments: str, stdin: str = "") -> str:
     return done.stdout
 
 
-def make_target(directory: Path, target: str = TARGET, script: str = SCRIPT, copies: int = 16) -> Path:
-    """The toy target under git."""
+def make_target(
+    directory: Path,
+    target: str = TARGET,
+    script: str = SCRIPT,
+    copies: int = 16,
+    worker: str = WORKER,
+    launch: str = "",
+) -> Path:
+    """The toy target under git; `launch` is more of its launch file."""
     (directory / "scripts").mkdir(parents=True)
     (directory / "target.toml").write_text(target)
-    (directory / "worker.py").write_text(WORKER)
-    (directory / "launch.toml").write_text(f"# how often\ncopies = {copies}\n")
+    (directory / "worker.py").write_text(worker)
+    (directory / "launch.toml").write_text(f"# how often\ncopies = {copies}\n{launch}")
     (directory / "scripts" / "all.toml").write_text(script)
     git(directory, "init", "--quiet", ".")
     git(directory, "add", ".")

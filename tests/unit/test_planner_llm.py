@@ -6,7 +6,6 @@ import json
 import subprocess
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from planning import (
     SPEC,
     context,
     make_planner,
-    make_tree,
     proposal,
     settings,
     stopped,
@@ -38,18 +36,6 @@ from infra_agent.planner.scripted import ScriptedPlanner
 from infra_agent.planner.search import SearchPlanner
 from infra_agent.planner.testing import Raw, ScriptedEndpoint, called
 from infra_agent.settings import Settings
-
-
-@pytest.fixture
-def endpoint() -> Iterator[ScriptedEndpoint]:
-    server = ScriptedEndpoint()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    return make_tree(tmp_path)
 
 
 def test_it_reads_then_proposes_knobs_and_every_call_is_journalled(endpoint: ScriptedEndpoint, tree: Path) -> None:

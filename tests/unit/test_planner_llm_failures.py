@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from planning import ENDED, FAST, KEY, QUICK, context, make_planner, make_tree, proposal, settings, stopped
+from planning import ENDED, FAST, KEY, QUICK, context, make_planner, proposal, settings, stopped
 
 from infra_agent.errors import ModelUnavailable
 from infra_agent.planner import Propose
@@ -20,17 +19,6 @@ from infra_agent.planner.testing import Raw, ScriptedEndpoint, called, completio
 
 DONE = called(stopped("done"))
 READ = ("read_file", {"path": "launch.toml"})
-
-
-@pytest.fixture
-def endpoint() -> Iterator[ScriptedEndpoint]:
-    with ScriptedEndpoint() as server:
-        yield server
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    return make_tree(tmp_path)
 
 
 def last(endpoint: ScriptedEndpoint) -> str:

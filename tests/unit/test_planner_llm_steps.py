@@ -3,12 +3,11 @@ costs none, whatever the journal has learned meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from planning import FAST, context, make_planner, make_tree, proposal, stopped
+from planning import FAST, context, make_planner, proposal, stopped
 
 from feedback.signals import ParamLocation, Signal
 from feedback.verdict import Verdict, VerdictKind
@@ -21,17 +20,6 @@ from infra_agent.planner.llm import LlmPlanner
 from infra_agent.planner.testing import Raw, ScriptedEndpoint, called, failed, written
 
 JOURNAL = ("read_journal", {})
-
-
-@pytest.fixture
-def endpoint() -> Iterator[ScriptedEndpoint]:
-    with ScriptedEndpoint() as server:
-        yield server
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    return make_tree(tmp_path)
 
 
 def asking(question: str) -> tuple[str, dict[str, Any]]:

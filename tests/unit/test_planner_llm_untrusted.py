@@ -47,12 +47,6 @@ HIDDEN = (*FAKE_KEYS, "value-of-some-token-123", "password-of-the-db", KEY)
 
 
 @pytest.fixture
-def endpoint() -> Iterator[ScriptedEndpoint]:
-    with ScriptedEndpoint() as server:
-        yield server
-
-
-@pytest.fixture
 def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """A context in which everything that comes from elsewhere tries to act, and holds keys."""
     for name, value in ENVIRONMENT.items():

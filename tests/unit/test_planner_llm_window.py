@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,6 @@ from infra_agent.settings import load_settings
 
 WINDOW = 16_384
 DONE = called(stopped("done"))
-
-
-@pytest.fixture
-def endpoint() -> Iterator[ScriptedEndpoint]:
-    with ScriptedEndpoint() as server:
-        yield server
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
-from planning import context, make_tree
+from planning import context
 
 from feedback.signals import Effect
 from feedback.verdict import Verdict, VerdictKind
@@ -47,11 +46,6 @@ ONE, TWO = accepted(1, 100, "base", "one", 0.5), accepted(2, 200, "one", "two", 
 def told(tree: Path, *experiments: Experiment, **more: Any) -> list[str]:
     shown = context(tree, *experiments).model_copy(update=more)
     return campaign(shown, 1000, 100, 1000).splitlines()
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    return make_tree(tmp_path)
 
 
 def test_the_machine_is_told_of_in_a_line(tree: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from planning import FAST, QUICK, context, make_tree, proposal, stopped
+from planning import FAST, QUICK, context, proposal, stopped
 
 from infra_agent.domain import NANODOLLARS, Budget, CampaignSpec, ModelUse, Reservation
 from infra_agent.errors import ModelUnavailable, WrongUse
@@ -34,18 +33,6 @@ REQUEST: dict[str, Any] = {
     "model": "m", "messages": [{"role": "user", "content": "make it faster " * 100}], "max_tokens": 8192,
 }  # fmt: skip
 DONE = called(stopped("done"))
-
-
-@pytest.fixture
-def endpoint() -> Iterator[ScriptedEndpoint]:
-    server = ScriptedEndpoint()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    return make_tree(tmp_path)
 
 
 def prices(directory: Path, **more: object) -> Path:
