@@ -11,6 +11,7 @@ from feedback.criteria import Criteria
 from feedback.observations import Observation, ParityPoint, Scalar
 from feedback.rules import rule
 from feedback.rules.cases import evidence, separating, where
+from feedback.rules.parity.points import judged
 from feedback.signals import InputLocation, Quantity, Signal
 
 
@@ -23,15 +24,7 @@ def breakdown(observations: Sequence[Observation], criteria: Criteria) -> list[S
     """The one condition that tells the candidate's violations from what is within tolerance, and how errors are
     spread over its values: one signal a probe."""
     signals = []
-    points = [
-        p
-        for p in observations
-        if isinstance(p, ParityPoint)
-        and p.stage == criteria.stage
-        and p.arm == "candidate"
-        and p.tensor != "check"
-        and p.tolerance is not None
-    ]
+    points = judged(observations, criteria)
     for probe in dict.fromkeys(p.probe for p in points):
         of = [p for p in points if p.probe == probe]
         broken = [p for p in of if not p.value <= (p.tolerance or 0.0)]

@@ -89,6 +89,19 @@ def errors(observations: Iterable[Observation], criteria: Criteria, measure: str
     ]
 
 
+def judged(observations: Iterable[Observation], criteria: Criteria) -> list[ParityPoint]:
+    """The candidate's points that have a tolerance, at the criteria's stage and without checksums."""
+    return [
+        o
+        for o in observations
+        if isinstance(o, ParityPoint)
+        and o.stage == criteria.stage
+        and o.arm == "candidate"
+        and o.tensor != "check"
+        and o.tolerance is not None
+    ]
+
+
 def grouped(points: Sequence[ParityPoint], without: Collection[str] = ()) -> dict[Where, list[ParityPoint]]:
     """Points that differ only in their seed and in the parts of the case that are named."""
     found: dict[Where, list[ParityPoint]] = defaultdict(list)

@@ -9,6 +9,7 @@ from feedback.criteria import Criteria
 from feedback.observations import Observation, ParityPoint
 from feedback.rules import rule
 from feedback.rules.cases import evidence, where
+from feedback.rules.parity.points import judged
 from feedback.signals import InputLocation, Signal
 
 MAX_LOCATED = 3
@@ -22,15 +23,7 @@ MAX_LOCATED = 3
 )
 def numeric_error(observations: Sequence[Observation], criteria: Criteria) -> list[Signal]:
     """One signal a probe: the candidate's errors are within tolerance, or where they are not."""
-    points = [
-        o
-        for o in observations
-        if isinstance(o, ParityPoint)
-        and o.stage == criteria.stage
-        and o.arm == "candidate"
-        and o.tensor != "check"
-        and o.tolerance is not None
-    ]
+    points = judged(observations, criteria)
     signals = []
     for probe in sorted({p.probe for p in points}):
         of_probe = [p for p in points if p.probe == probe]
