@@ -43,7 +43,7 @@ def conduct_all(desk: Desk, journal: Journal, experiments: Sequence[Experiment])
         running = [pool.submit(conduct_one, experiment) for experiment in begun]
         try:
             wait(running)
-        except BaseException:
+        except BaseException:  # Ctrl-C reaches this thread alone
             while wait(running, timeout=HALT_PERIOD_S).not_done:
                 halt.halt()
             raise

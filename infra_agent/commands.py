@@ -128,7 +128,6 @@ def run(settings: Settings, campaign_id: str, watch: Watch, say: Say, planner: P
         elapsed_s = max(campaign.elapsed_s, last_beat_s(pulse))  # a killed run could not store what it took
         campaign = campaign.model_copy(update={"elapsed_s": elapsed_s})
         started_s, campaign = time.monotonic(), ending.reopened(campaign)
-        stack.callback(pulse.unlink, missing_ok=True)
         stack.enter_context(beating(pulse, elapsed_s))
         try:
             stack.enter_context(temporary_files(directory))
@@ -155,6 +154,7 @@ def run(settings: Settings, campaign_id: str, watch: Watch, say: Say, planner: P
             done = ending.closed(campaign, state, "" if waits else reason, elapsed_s)
             ledger.update_campaign(done)
             ledger.add_event(campaign.id, f"campaign_{'waiting' if waits else 'finished'}", {"reason": reason})
+        pulse.unlink(missing_ok=True)  # a run that failed keeps it: perhaps its time could not be stored either
         return Ran(done, desk.journal(), ended_by)
 
 

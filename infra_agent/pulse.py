@@ -50,8 +50,9 @@ def beating(path: Path, before_s: float = 0.0) -> Iterator[None]:
 
 
 def last_beat_s(path: Path) -> float:
-    """What was kept of a block whose outcome was never stored; 0 where there is no such file. Raises OSError."""
+    """What was kept of a block whose outcome was never stored; 0 where there is no such file, or one that a crash of
+    the machine left without a number. Raises OSError."""
     try:
-        return float(path.read_text(encoding="ascii") or 0)
-    except FileNotFoundError:
+        return float(path.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):
         return 0.0

@@ -310,6 +310,13 @@ def test_a_pulse_covers_a_kill_at_any_moment(tmp_path: Path) -> None:
         assert wait_s <= last_beat_s(path)
 
 
+@pytest.mark.parametrize("left", [b"", b"\0" * 16, b"no number"])
+def test_a_pulse_without_a_number_counts_nothing(tmp_path: Path, left: bytes) -> None:
+    """As a machine that lost its power leaves it."""
+    (tmp_path / "run.pulse").write_bytes(left)
+    assert last_beat_s(tmp_path / "run.pulse") == 0.0
+
+
 # The store.
 
 

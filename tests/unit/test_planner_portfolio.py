@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 from simulation import INHERITED, SPEC, Campaign, Interacting, effect, measured, truth
 
-from feedback.verdict import VerdictKind
-from infra_agent.domain import PLANNERS, CampaignSpec, Change, Hypothesis, Proposal, planner_refusal
+from feedback.verdict import Verdict, VerdictKind
+from infra_agent.domain import PLANNERS, CampaignSpec, Change, Hypothesis, Proposal, State, planner_refusal
 from infra_agent.planner import Action, Context, Investigate, Planner, Propose, Stop
 from infra_agent.planner.build import KINDS, build_planner, portfolio_members
 from infra_agent.planner.chance import RandomPlanner
@@ -90,6 +91,33 @@ def test_one_that_stops_leaves_and_the_last_ends_the_campaign_with_every_reason(
     assert "short: short has no more" in action.reason
     assert "long: long has no more" in action.reason
     assert short.asked - asked <= 1
+
+
+def test_none_leaves_while_proposals_wait_to_be_measured() -> None:
+    """It may have something to propose once it sees what became of them, and the journal says so later, too."""
+    campaign = Campaign(SPEC, INHERITED)
+    short, long = Numbered("short", 1), Numbered("long", 9)
+    planner = PortfolioPlanner({"short": short, "long": long})
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    for n in range(3):  # all three are proposed before any is measured
+        action = planner.next_action(campaign.context())
+        assert isinstance(action, Propose)
+        campaign.record(action.proposal, None, None, state=State.WAITING)
+        proposed = campaign.experiments[-1].model_copy(update={"created_at": start + timedelta(seconds=n)})
+        campaign.experiments[-1] = proposed
+    assert [e.proposal.planner for e in campaign.experiments] == ["short", "long", "long"]
+    verdict = Verdict(kind=VerdictKind.REJECT, reasons=("r",))
+    ended = {"state": State.COMPLETE, "verdict": verdict, "finished_at": start + timedelta(minutes=1)}
+    campaign.experiments = [e.model_copy(update=ended) for e in campaign.experiments]
+    assert departed(campaign.journal(), ("short", "long")) == {}
+    short.changes = 2  # the outcomes gave it an idea
+    asked = short.asked
+    order_now = order(campaign.journal(), ["short", "long"])
+    action = planner.next_action(campaign.context())
+    assert isinstance(action, Propose)
+    assert action.proposal.planner == order_now[0]
+    assert order_now[0] == "short"
+    assert short.asked == asked + 1
 
 
 def test_a_resumed_campaign_knows_from_the_journal_who_left() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from feedback.signals import Effect
 from feedback.verdict import Verdict, VerdictKind
-from infra_agent.domain import Budget, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
+from infra_agent.domain import COMBINATION, Budget, CampaignSpec, Change, Experiment, Hypothesis, Proposal, State
 from infra_agent.journal import Journal
 from infra_agent.policy import (
     MAX_CONFIRM_ALPHA,
@@ -17,6 +17,7 @@ from infra_agent.policy import (
     PLANNED_SHARE,
     SCREEN_ALPHA,
     SECOND_BEST_EVERY,
+    beside_the_result,
     choose_parent,
     conclusion_s,
     confirm_alpha,
@@ -66,6 +67,43 @@ def test_change_builds_on_the_last_one_that_was_confirmed() -> None:
     assert choose_parent(journal(accepted, experiment(4, VerdictKind.ACCEPT)), "base") == "commit4"
 
 
+# What was accepted beside the result.
+
+
+def gained(number: int, ratio: float, **fields: Any) -> Experiment:
+    effect = Effect(
+        metric="output_throughput", direction="maximize", baseline=100.0, measured=100.0 * ratio, ratio=ratio,
+        ratio_lo=ratio, ratio_hi=ratio, confidence=0.95, method="t", n_units=6, n_observations=48, floor=0.01,
+        floor_known=True,
+    )  # fmt: skip
+    return experiment(number, VerdictKind.ACCEPT, effects=(effect,), **fields)
+
+
+def combination(number: int, of: int, parent: str, kind: VerdictKind | None) -> Experiment:
+    hypothesis = Hypothesis(claim="c", evidence=(f"#{of}", "#1"))
+    made = Proposal(hypothesis=hypothesis, change=Change(), planner=COMBINATION)
+    return experiment(number, kind, proposal=made, parent_commit=parent)
+
+
+def test_what_was_accepted_against_the_same_commit_as_the_result_is_beside_it() -> None:
+    best, small, large = gained(1, 1.5), gained(2, 1.1), gained(3, 1.2)
+    assert beside_the_result(journal(best), "search") == ()
+    assert beside_the_result(journal(best, small, large), "search") == (large, small)
+    assert beside_the_result(journal(best, small, large), "random") == ()  # of a control arm the best one is the result
+    own = large.proposal.model_copy(update={"planner": "best-of-n"})
+    assert beside_the_result(journal(best, small, gained(3, 1.2, proposal=own)), "portfolio") == (small,)
+
+
+def test_a_combination_is_tried_once_on_each_result() -> None:
+    best, other = gained(1, 1.5), gained(2, 1.1)
+    tried = combination(3, 2, "commit1", VerdictKind.REJECT)
+    assert beside_the_result(journal(best, other, tried), "search") == ()
+    waiting = tried.model_copy(update={"state": State.WAITING, "verdict": None})
+    assert beside_the_result(journal(best, other, waiting), "search") == ()
+    further = gained(4, 1.3, parent_commit="commit1")
+    assert beside_the_result(journal(best, other, tried, further), "search") == (other,)
+
+
 # When to stop.
 
 
@@ -78,6 +116,21 @@ def test_campaign_stops_when_its_experiments_are_used_up() -> None:
 
 def test_experiment_that_the_platform_failed_is_counted() -> None:
     assert stop_reason(journal(experiment(1, None, state=State.FAILED)), make_spec(1), 0.0) is not None
+
+
+def test_time_is_kept_for_those_that_wait_to_be_measured() -> None:
+    done = [experiment(n, sandbox_s=60.0) for n in (1, 2, 3)]
+    waiting = [experiment(n, None, state=State.WAITING) for n in (4, 5)]
+    elapsed_s = 600 - MIN_CONCLUSION_S - 2 * 60 - 20
+    assert stop_reason(journal(*done), make_spec(minutes=10), elapsed_s) is None
+    assert stop_reason(journal(*done, *waiting), make_spec(minutes=10), elapsed_s) is not None
+
+
+def test_those_that_run_at_once_share_what_is_left_of_accelerators() -> None:
+    spec = CampaignSpec(target="t", budget=Budget(accelerator_s=400.0))
+    running = [experiment(n, None, state=State.RUNNING) for n in (1, 2, 3, 4)]
+    assert measuring_s(journal(running[0]), spec, 0.0, 2) == 200.0
+    assert measuring_s(journal(*running), spec, 0.0, 2) == 50.0
 
 
 def test_campaign_stops_before_what_it_can_not_finish() -> None:

@@ -15,6 +15,7 @@ from infra_agent import domain
 from infra_agent.domain import CampaignSpec, CampaignState, Change, Experiment, Hypothesis, Proposal
 from infra_agent.errors import WrongUse
 from infra_agent.gains import as_improvement, best_within, follow, spent
+from infra_agent.journal import Journal
 from infra_agent.planner.trials import Here
 from infra_agent.report import CallUse, Side, Versus, compare, render_versus
 from infra_agent.report.effort import shares
@@ -55,6 +56,18 @@ def test_gains_multiply_along_the_line_and_never_fall() -> None:
     assert spent(points, "wall_s") == 3 * (11 + 2)
     assert best_within(points, "experiments", 0) == 0.0
     assert math.exp(best_within(points, "experiments", 2)) == pytest.approx(1.1)
+
+
+def test_time_that_ran_at_once_counts_once() -> None:
+    first, second, third = played(0.1, 0.0, 0.2).journal.experiments
+    at = [(0, 50), (0, 80), (10, 60)]  # started, ended
+
+    def moved(experiment: domain.Experiment, times: tuple[int, int]) -> domain.Experiment:
+        started_at, finished_at = (START + timedelta(seconds=s) for s in times)
+        return experiment.model_copy(update={"started_at": started_at, "finished_at": finished_at, "model_s": 0.0})
+
+    together = Journal(experiments=tuple(map(moved, (first, second, third), at)))
+    assert [p.wall_s for p in follow(together)] == [50, 30, 0]
 
 
 def test_a_gain_of_time_is_the_part_that_is_saved() -> None:
